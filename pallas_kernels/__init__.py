@@ -1,8 +1,8 @@
-"""Ragged attention and token logprobs: the operations the time goes into.
+"""Packed and paged attention and token logprobs: Pallas kernels on TPUs, plain jnp elsewhere.
 
 This package imports jax and nothing of notepad_jax: it can be lifted out, benchmarked and
 replaced. The policy, the engine and the trainer call the names below and nothing else;
-`dispatch` chooses who answers, docs/kernels.md explains the mask and the schedule.
+`dispatch` chooses the implementation, docs/kernels.md explains the mask and the schedule.
 """
 
 from pallas_kernels.dispatch import (

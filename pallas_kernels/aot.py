@@ -1,4 +1,4 @@
-"""Compiles for TPUs on a machine that has none.
+"""Ahead-of-time compilation for TPUs on a machine that has none.
 
 libtpu, an ordinary package, holds the whole compiler, and jax can describe a slice of chips
 that is not there. A kernel that compiles here compiles on the chip: the tests
@@ -39,7 +39,7 @@ _HOSTS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}
 # libtpu reads these once, when it is loaded.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # or jax looks for a TPU to run on, and complains that there is none
-    "TPU_SKIP_MDS_QUERY": "1",  # or libtpu asks Google Cloud's metadata server who it is
+    "TPU_SKIP_MDS_QUERY": "1",  # or libtpu asks Google Cloud's metadata server what host this is
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any; the topology's name is what counts
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so no lock file is needed
@@ -115,7 +115,7 @@ def _checked(name: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Stand:
-    """In the place of a device that nothing is compiled for: enough for shapes and shardings."""
+    """A stand-in for a device that nothing is compiled for: enough for shapes and shardings."""
 
     id: int
     process_index: int  # its host
@@ -165,9 +165,9 @@ def _of_cubes(chip: str, sides: str) -> bool:
 
 
 def keep_small_tiles() -> None:
-    """Weights stay as they lie on tpu7x; for before libtpu is loaded, here or on a TPU.
+    """Sets libtpu's flag by which tpu7x keeps weights as they lie; for before it is loaded.
 
-    Whoever names the flag in LIBTPU_INIT_ARGS, and another libtpu, are left alone.
+    Here or on a TPU. A flag that LIBTPU_INIT_ARGS has already, and another libtpu, are left alone.
     """
     said = os.environ.get("LIBTPU_INIT_ARGS", "")
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -189,7 +189,7 @@ def _described(name: str, **how: Any) -> tuple[Any, ...]:
 
 
 def targeting(chip: str) -> Any:
-    """A context in which Pallas, and whoever asks it, sees one device of `chip`."""
+    """A context in which Pallas, and code that asks it, sees one device of `chip`."""
     return jax.set_mesh(jax.sharding.Mesh(np.asarray(devices(chip)[:1]), ("device",)))
 
 
@@ -212,7 +212,7 @@ def compile_for(
 
 @contextlib.contextmanager
 def nothing_kept() -> Iterator[None]:
-    """For a with block in which no program that is compiled is written to jax's cache on disk.
+    """A context in which no program that is compiled is written to jax's cache on disk.
 
     What was compiled for chips that are not here can be written there, but not read again:
     every later run would try, and warn.

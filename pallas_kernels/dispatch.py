@@ -1,4 +1,4 @@
-"""Which implementation runs: one decision, made while a program is traced.
+"""Backend dispatch: which implementation of a kernel runs, decided while a program is traced.
 
 On TPUs the Pallas kernels, on GPUs large dense products through XLA, on CPUs block lists in
 plain jnp. `use` forces one of them, for tests, for comparisons and for compiling ahead of
@@ -42,7 +42,7 @@ def use(name: str) -> None:
 
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
-    """`use` for the length of a with block."""
+    """A context in which a backend is forced, as by `use`."""
     before = _forced.value
     use(name)
     try:
@@ -160,7 +160,7 @@ def paged_attention(
     decode: int = 0,
     window: Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "T N H"], Pages]:
-    """Writes the new keys and values of B sequences into the paged cache, then attends.
+    """Ragged paged attention: writes new keys and values of B sequences into the cache, attends.
 
     Sequence b's queries are the last tokens of its context, and each sees the context up to
     and including itself. Shared prefixes are read, never written.
@@ -212,7 +212,7 @@ def paged_attention(
 
 
 def cache_head_size(head_size: int) -> int:
-    """Returns the head size to give the paged cache.
+    """Returns the head size of the paged KV cache: padded to 128 lanes for the TPU kernels.
 
     TPU memory has lanes of 128. A narrower cache would be stored densely by XLA and copied
     whole, at every step, into the padded layout that the kernels read.

@@ -1,4 +1,4 @@
-"""TPU kernels on a CPU: the one door to Pallas' TPU interpret mode, for tests.
+"""Pallas' TPU interpret mode, which runs TPU kernels on a CPU, for tests: the one way to it.
 
 Interpret mode carries a kernel's memory and DMAs in callbacks to python. Two things about
 callbacks need care, and get it here. jax refuses their effects under `jax.checkpoint`, since
@@ -21,7 +21,7 @@ Interpret = bool | pltpu.InterpretParams  # True: on the CPU, in TPU interpret m
 
 
 def interpret_mode(interpret: Interpret) -> Interpret:
-    """Returns what `pallas_call` takes: False as it is, otherwise interpret mode's parameters.
+    """Returns `pallas_call`'s `interpret`: False as it is, otherwise interpret mode's parameters.
 
     Never True, which is the older mode and gives wrong gradients for right kernels.
 

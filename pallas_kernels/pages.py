@@ -1,4 +1,4 @@
-"""The layout of the paged key-value cache, and the tables that map sequences onto it.
+"""The layout of the paged KV cache, and the page tables that map sequences onto it.
 
 A page holds Z consecutive tokens of one layer: `[2, K, Z, H]`, keys then values, so that
 every head is a plain tile. The pages of all layers lie in one array; layer l's page p is row
@@ -31,7 +31,7 @@ def quantised(dtype: DTypeLike) -> bool:
 
 
 def quantise(x: Float[Array, "*any H"]) -> tuple[Int[Array, "*any H"], Float[Array, "*any"]]:
-    """Rounds vectors to int8 times a float32 scale each, their largest number / 127."""
+    """Quantises vectors to int8 with a float32 scale each, their largest number / 127."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1) / 127
     rounded = jnp.round(x / jnp.where(scale == 0, 1, scale)[..., None])
@@ -41,7 +41,7 @@ def quantise(x: Float[Array, "*any H"]) -> tuple[Int[Array, "*any H"], Float[Arr
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pages:
-    """The cache: `data` is [layers * pages_per_layer, 2, K, Z, C].
+    """The paged KV cache: `data` is [layers * pages_per_layer, 2, K, Z, C].
 
     C is the head size H, or more (see `dispatch.cache_head_size`); the rest is zeros.
     """
@@ -174,7 +174,7 @@ class Pages:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PageTables:
-    """Where B decode slots find their context.
+    """The page tables of B decode slots: where each finds its context.
 
     Slots that share a prefix form a row r of M places, so that the prefix's keys are read
     once for all of them. A slot that shares nothing sits in a row of length 0.
@@ -188,7 +188,7 @@ class PageTables:
 
     @classmethod
     def apart(cls, private_BQ: Int[Array, "B Q"]) -> PageTables:
-        """Slots that share nothing."""
+        """Page tables of slots that share nothing."""
         B = private_BQ.shape[0]
         order_B = jnp.arange(B, dtype=jnp.int32)
         nothing_R, nothing_RP = jnp.zeros(B, jnp.int32), jnp.zeros((B, 0), jnp.int32)

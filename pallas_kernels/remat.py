@@ -1,4 +1,4 @@
-"""What a rematerialised layer keeps of packed attention: its outputs, and their logsumexps.
+"""The remat policy of packed attention: a layer keeps its outputs, and their logsumexps.
 
 They are all that attention's backward needs beside queries, keys and values, which projections
 make again. Without them a layer's backward would run attention's forward kernel once more. They
@@ -19,5 +19,5 @@ SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(_NAME)
 
 
 def kept(out: Array, lse: Array) -> tuple[Array, Array]:
-    """Marks what is to be kept; the results must be both residuals and outputs."""
+    """Names what remat is to keep; the results must be both residuals and outputs."""
     return checkpoint_name(out, _NAME), checkpoint_name(lse, _NAME)

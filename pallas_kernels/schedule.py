@@ -38,7 +38,7 @@ _EVERYWHERE = np.int32(2**31 - 1)  # a key's reach without a window
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The blocks of a batch of packed rows; the first `count` entries are real, the rest zero.
+    """The block list of a batch of packed rows; the first `count` entries are real, the rest zero.
 
     Entries of one query block follow each other: a run, in which the keys ascend.
     """
@@ -57,7 +57,7 @@ class Schedule:
 
     @property
     def room(self) -> int:
-        """Entries that the list has room for."""
+        """How many entries the list has room for."""
         return self.flags.shape[0]
 
     @property

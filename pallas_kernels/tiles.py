@@ -1,4 +1,4 @@
-"""What the kernels have in common: tiles of 128 lanes, exact products, the online softmax.
+"""Shared by all kernels: tiles of 128 lanes, exact products, a step of the online softmax.
 
 Below everything else here; the jnp twins (`reference`) take the score of a hidden key from it.
 """
@@ -32,7 +32,7 @@ def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def wide(x: Array, width: int) -> Array:
-    """[rows, 128] of equal lanes -> [rows, width] of equal lanes."""
+    """Broadcasts [rows, 128] of equal lanes to [rows, width] of equal lanes."""
     return x[:, :width] if width <= LANES else jnp.tile(x, (1, width // LANES))
 
 

@@ -1,1 +1,1 @@
-"""What is written to storage: training state, weight hand-offs, Hugging Face folders."""
+"""Checkpoints: training state, weight hand-offs, Hugging Face folders, GGUF files."""

@@ -1,8 +1,8 @@
-"""What a reader of weights asks for: shapes, dtypes and places, and weights put into them.
+"""Restore targets: trees of shapes, dtypes and shardings, and weights resharded into them.
 
 A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to this
 process's first device, and in the place of a matrix that is to be quantised stands a `Quantized` of
-two of them. Out of a tree that somebody else owns weights come by `carry` and `share`, a few layers
+two of them. Out of a tree with another owner weights come by `carry` and `share`, a few layers
 at a time: cast where they lie, laid out anew, and compared there with what left. What was read for
 this purpose is compared as it was published, and then cast (`cast`). Neighbours above: `restore`,
 `handoff`, `training_state`.
@@ -29,7 +29,7 @@ from notepad_jax.parallel import place
 
 
 def placed(abstract: Any, shardings: Any = None) -> Any:
-    """Returns `abstract` in the places that `shardings`, a tree, names.
+    """Returns `abstract` with the shardings of the tree `shardings`.
 
     Without it leaves stay where they say, or go to this process's first device.
     """
@@ -110,7 +110,7 @@ def cast(params: Any, target: Any) -> Any:
     """Returns `params` in the dtypes of `target`, quantised where `target` is.
 
     `params` lie where `as_published(target)` says. One leaf is cast at a time and then let
-    go, so where nobody else holds `params` the devices never hold both policies whole.
+    go, so where nothing else holds `params` the devices never hold both policies whole.
     """
     leaves, tree = jax.tree.flatten(params)
     del params
@@ -135,7 +135,7 @@ def narrowed(params: Any, target: Any) -> Any:
 
 
 def carry(params: Any, target: Any, where: str) -> Any:
-    """Returns a copy of `params` in the places and dtypes of `target`, which owns its buffers.
+    """Returns a resharded copy of `params` in the dtypes of `target`, which owns its buffers.
 
     So `params` may be donated afterwards. A few layers of a leaf travel at a time (`at_once`):
     cast where they lie, so that what crosses is no more than what arrives, and put in their place
@@ -147,7 +147,7 @@ def carry(params: Any, target: Any, where: str) -> Any:
 
 
 def share(params: Any, target: Any, where: str) -> Any:
-    """As `carry`, of leaves that nobody ever donates.
+    """Reshards leaves that are never donated, as `carry` does.
 
     What is asked for as it is, where it is, takes no memory: it shares buffers with `params`.
     """

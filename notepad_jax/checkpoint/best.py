@@ -1,4 +1,4 @@
-"""Which step of a folder did best on held-out tasks: one small file beside the steps.
+"""The mark of the best checkpoint on held-out tasks: one small file beside the steps.
 
 Retention keeps that step (`steps.retain`, the neighbour above), and `runs/NAME@best` names it.
 It says nothing that a checkpoint of the run does not know: a run that goes on writes it anew.

@@ -1,4 +1,4 @@
-"""Folders in a bucket (gs://...), as orbax and this room see them: paths over tensorstore.
+"""Paths in a bucket (gs://...) over tensorstore, for orbax and for this room.
 
 Arrays go through tensorstore anyway; what orbax writes beside them (JSON, markers) goes through
 etils' paths, which ask fsspec for a file system. The usual one for buckets brings a second client
@@ -68,7 +68,7 @@ class NewObject(io.BytesIO):
         if self.closed:
             return
         content = self.getvalue()
-        super().close()  # before it can fail: whoever forgets this object closes it once more
+        super().close()  # before it can fail: the garbage collector closes it once more
         try:
             _at(self._url).write("", content).result()
         except ValueError as problem:

@@ -1,6 +1,6 @@
 """Checksums of weights: a sum for every leaf, whatever its sharding.
 
-Nobody should have to wonder whether weights really arrived. A leaf's sum is made where the
+They prove that weights really arrived. A leaf's sum is made where the
 leaf lies, on the devices (`leaf_checksums`) or part by part as a file is read (`part_sum`);
 both give the same number. The sums are recorded with each step (`steps`) and each hand-off,
 and compared wherever weights arrive.
@@ -67,7 +67,7 @@ def _sum(part: Array, row: Array) -> Array:
 
 
 def part_sum(part: np.ndarray, first: int) -> int:
-    """Returns what a part adds to its leaf's sum, for those who read a leaf part by part.
+    """Returns what a part adds to its leaf's sum, for code that reads a leaf part by part.
 
     `first` is the row-major position in the leaf of the part's first element; the others
     follow it without a gap. Parts' sums add up modulo 2**32.
@@ -82,7 +82,7 @@ def part_sum(part: np.ndarray, first: int) -> int:
 
 
 def described(leaf: Any, total: int) -> str:
-    """Returns a leaf's checksum from its sum; `leaf` has a dtype and a shape."""
+    """Returns a leaf's checksum, as text, from its sum; `leaf` has a dtype and a shape."""
     return f"{leaf.dtype}[{'x'.join(map(str, leaf.shape))}]:{total:08x}"
 
 
@@ -110,13 +110,13 @@ def leaf_checksums(params: Any) -> dict[str, str]:
 
 
 def combine(leaves: Mapping[str, str]) -> str:
-    """Returns 16 hexadecimal digits for a table of leaf checksums."""
+    """Returns one checksum, 16 hexadecimal digits, for a table of leaf checksums."""
     text = json.dumps(sorted(leaves.items()))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def checksum(params: Any) -> str:
-    """Returns 16 hexadecimal digits that name these weights, whatever their sharding.
+    """Returns the checksum of these weights, 16 hexadecimal digits, whatever their sharding.
 
     Any changed bit, swapped or transposed leaf, dtype or leaf name changes it.
     """

@@ -1,4 +1,4 @@
-"""Where the steps of a run stand, and what makes one count: a folder on a disk, or in a bucket.
+"""Atomic commit of checkpoints: what makes a step count in a folder on a disk, or in a bucket.
 
 On a disk a step is a folder named by its number. It appears by one rename, when all of it is
 written and the `manifest` is in it, and it vanishes by one; whatever a kill leaves has another
@@ -30,11 +30,11 @@ STEP = re.compile(r"0|[1-9]\d*")
 SET_ASIDE = re.compile(r"\d+\.set-aside")
 LEFT_OVER = re.compile(r"\.\d+\.(writing|removed).*|\d+\.orbax-checkpoint-tmp.*")
 ASIDE = manifest.NAME + ".set-aside"
-LIFE = re.compile(r"life-(\d+)")  # in a bucket, of a step: who wrote it
+LIFE = re.compile(r"life-(\d+)")  # in a bucket, of a step: the life that wrote it
 
 
 class Shelf(Protocol):
-    """The steps of one folder. One process at a time changes it.
+    """The checkpoint steps of one folder. One process at a time changes it.
 
     Where a higher life than its own is there, all but `steps` and `under_way` raise
     `fence.Superseded` and change nothing.
@@ -63,7 +63,7 @@ class Shelf(Protocol):
 
 
 def at(folder: str | Path | epath.Path, life: Life | None = None) -> Shelf:
-    """Returns the steps in `folder` for `life`; without one, for whoever never took it over."""
+    """Returns the steps in `folder` for `life`; without one, for a process that took none over."""
     place = bucket.path(folder)
     life = life or Life(place)
     return InBucket(place, life) if bucket.is_bucket(place) else OnDisk(place, life)

@@ -1,10 +1,10 @@
-"""Lives of a trainer: who took a folder of steps over last may write there, nobody else.
+"""Fencing of trainers: only the one that took a folder of steps over last may write there.
 
-A trainer that is cut off from the world, frozen or on a host that nobody sees, is still alive,
+A trainer that is cut off from the world, frozen or on a host out of reach, is still alive,
 and its successor has gone on; when it comes back it would save an old step in place of newer
 ones. On one machine the lock of the run's folder prevents that; in a bucket there is no lock that
 ends with its owner. So each trainer puts an object `trainer/LIFE` beside the steps, of the next
-number, and whoever changes something there looks first (`commit`) whether a higher one is there.
+number, and before it changes something there it looks (`commit`) whether a higher one is there.
 
 A look and the change after it are two things. What a trainer that is frozen between them does when
 it thaws: on a disk it ends one rename that it had begun; in a bucket it writes the rest of the one
@@ -35,7 +35,7 @@ class Superseded(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """The `number`-th trainer of the steps in `folder`; 0 for whoever never took it over."""
+    """A fencing token: the `number`-th trainer of the steps in `folder`; 0: it never took over."""
 
     folder: Path | epath.Path
     number: int = 0
@@ -51,7 +51,7 @@ class Life:
 
 
 def take(folder: Path | epath.Path) -> Life:
-    """Returns the next life of a trainer of the steps in `folder`; whoever had one is over."""
+    """Returns the next life of a trainer of the steps in `folder`; earlier ones are over."""
     ours = {"host": platform.node(), "pid": os.getpid(), "token": uuid.uuid4().hex}
     content, objects = json.dumps(ours).encode(), Objects(folder)
     while True:

@@ -1,4 +1,4 @@
-"""The third bridge: a policy snapshot published by the trainer, adopted by the engine.
+"""The weight hand-off (bridge three): a policy that the trainer publishes and the engine adopts.
 
 Two paths behind one interface, each built with what the engine asks for. `InProcess` makes the
 engine's copy when a policy is published; `ThroughStorage` writes an orbax step and reads
@@ -49,7 +49,7 @@ from notepad_jax.types import PolicySnapshot
 
 @runtime_checkable
 class Handoff(Protocol):
-    """Carries the newest policy from a trainer to an engine.
+    """A weight hand-off: carries the newest policy from a trainer to an engine.
 
     Built with a target, a tree as `abstract_trees` describes it: every snapshot is adopted in its
     shapes, dtypes and places.
@@ -72,14 +72,14 @@ class Handoff(Protocol):
 
 
 class InProcess:
-    """Trainer and engine in one process: to publish is to make the engine's copy.
+    """A hand-off in memory, within one process: to publish is to make the engine's copy.
 
     The copy is made layer by layer, straight into the engine's dtypes and places
     (`abstract_trees.carry`): beside what the trainer and the engine hold already, a hand-off takes
     the new copy and a few layers of one leaf. `adopt` gives that copy away, once: what lets
     go of it has its memory.
 
-    `base` are the target's leaves that are never published, of arrays that nobody donates. Where
+    `base` are the target's leaves that are never published, of arrays that are not donated. Where
     the engine asks for one as it lies there, it is shared and takes no memory.
     """
 
@@ -89,7 +89,7 @@ class InProcess:
         wanted = without(target, self._target)
         check_shapes(base, as_published(wanted), "the base")
         self._base = share(base, wanted, "the base")
-        self._published: PolicySnapshot | None = None  # what nobody has adopted
+        self._published: PolicySnapshot | None = None  # not adopted yet
         self._newest: int | None = None
 
     def publish(self, snapshot: PolicySnapshot) -> str:
@@ -111,22 +111,22 @@ class InProcess:
                 if self._newest is None
                 else f"policy version {self._newest} was adopted already; publish one again"
             )
-        adopted, self._published = self._published, None  # whoever adopts alone holds it
+        adopted, self._published = self._published, None  # the adopter alone holds it
         return adopted
 
 
 class ThroughStorage:
-    """Trainer and engine share a folder of orbax steps; a policy version is a step number.
+    """A hand-off through a shared folder of orbax steps; a policy version is a step number.
 
     The folder is on a disk or in a bucket. Where the trainer has several processes, all of them
     publish and adopt at the same point, each what its own engine asks for.
     `publish` writes `params` and `meta`, unless the folder already holds that version (the
     training checkpoint of the same step): then it only proves that they are the same. It raises
-    `fence.Superseded` where a higher `life` of the trainer has taken the folder over. Where nobody
-    but engines reads the folder, leaves are written as they keep them (`narrow`): bfloat16 is half
+    `fence.Superseded` where a higher `life` of the trainer has taken the folder over. Where only
+    engines read the folder, leaves are written as they keep them (`narrow`): bfloat16 is half
     of the masters' bytes, and what arrives is the same.
 
-    `base` are the target's leaves that are never published, where whoever adopts has them already;
+    `base` are the target's leaves that are never published, where the adopter has them already;
     otherwise they are read from the folder.
     """
 

@@ -1,4 +1,4 @@
-"""The trees of an orbax step as arrays that are read when they are indexed.
+"""Lazy arrays of an orbax step: its trees, each leaf read when it is indexed.
 
 Orbax restores a whole tree; an export wants one tensor at a time, on a machine that may not hold
 the model. A step's arrays are zarr3 inside an OCDBT database, both of which tensorstore reads
@@ -27,7 +27,7 @@ MEND = "so the step is damaged; export another step"
 
 
 class Held:
-    """The rows that were read last, of whichever leaf of a step."""
+    """A step's read cache: the rows that were read last, of whichever leaf."""
 
     def __init__(self) -> None:
         self.leaf: Stored | None = None
@@ -36,7 +36,7 @@ class Held:
 
 
 class Stored:
-    """One parameter on disk; `stored[layer]` or `stored[layer, expert]` reads it.
+    """A lazy parameter on disk; `stored[layer]` or `stored[layer, expert]` reads it.
 
     What is read is kept until another part of the step is asked for: chunks are decoded
     whole, so the layers that share one are read at once. A chunk is one layer (`steps`

@@ -1,4 +1,4 @@
-"""The manifest of a step: every file's size and SHA-256, written last and read first.
+"""The manifest of a checkpoint: every file's size and SHA-256, written last and read first.
 
 Weights have checksums of their own (`checksums`), which a hand-off compares; this covers all
 the rest of a step as well, optimizer state, data position, and what orbax notes for itself,

@@ -1,7 +1,7 @@
-"""Small named objects in a folder, on a disk or in a bucket, of which a name is given away once.
+"""A small object store in a folder, on a disk or in a bucket, with atomic put-if-absent.
 
 Programs that share nothing but a folder agree by `put`: of all that ask for a name one gets it,
-and what it put stands until somebody replaces or removes it on purpose. A bucket does that by the
+and what it put stands until it is replaced or removed on purpose. A bucket does that by the
 generation of an object, a disk by a link to a file that is written and synced. (tensorstore's
 `if_equal` does both, but on a disk not after a kill: what the killed writer left longer than the
 next object stays behind it.) An object is whole or not there, also after a SIGKILL; what a killed
@@ -52,8 +52,8 @@ class Objects:
         """Stores `content` if nothing has that name; returns whether it did.
 
         On a disk it is synced by then. Of several at once exactly one stores. A bucket's client
-        asks again where an answer was lost, and may then find its own object: who must know
-        whose it is puts something of its own into `content`, and reads what is there.
+        asks again where an answer was lost, and may then find its own object: a caller that must
+        know whose it is puts something of its own into `content`, and reads what is there.
         """
         with self._one_line(_checked(name), "written"):
             return self._place.put(name, content)
@@ -173,7 +173,7 @@ class _InBucket:
 
 
 def sealed(value: Any) -> bytes:
-    """Returns JSON for an object, in one line, and its SHA-256 in a second."""
+    """Returns an object's content: its JSON in one line, and its SHA-256 in a second."""
     line = (json.dumps(value) + "\n").encode()
     return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
 

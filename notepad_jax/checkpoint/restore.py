@@ -1,4 +1,4 @@
-"""Reading a step of a run: its parameters, and the base that they lie on.
+"""Restoring parameters from a checkpoint step of a run, with the base that adapters lie on.
 
 An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its own
 slices, onto any mesh. Above: `handoff`, `training_state` and setup; below: `steps`.

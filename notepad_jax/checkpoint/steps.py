@@ -1,4 +1,4 @@
-"""A folder of orbax steps: written whole or not at all, and looked through for damage.
+"""A folder of orbax checkpoint steps: written atomically, retained by a rule, checked for damage.
 
 The folder is on a disk or in a bucket (gs://); how a step begins to count there, and ceases to,
 stands in `commit`. Whatever a kill leaves does not count and is swept up by the next save. So
@@ -52,7 +52,7 @@ class CheckpointError(ValueError):
 
 @contextlib.contextmanager
 def context(in_flight: int | None = None) -> Iterator[None]:
-    """Around what orbax does, one thread at a time; `data` and `meta` are readable JSON files.
+    """An orbax context, one thread at a time; `data` and `meta` are readable JSON files.
 
     Large leaves that are stacked over layers are written a layer at a time, so that an
     export (`lazy_arrays`) can read them so. `in_flight` is as in `write`.
@@ -135,7 +135,7 @@ def write(
     folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None,
     in_flight: int | None = None, life: Life | None = None,
 ) -> None:  # fmt: skip
-    """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
+    """Saves `parts` as a checkpoint step, in place of it and later ones, which are then deleted.
 
     The newest `keep` steps survive, multiples of `keep_every`, and the best one. Nothing else is
     deleted before the new step is whole. One program at a time may write to a folder: where it
@@ -218,7 +218,7 @@ def retain(
 def set_aside(folder: Folder, after: int, life: Life | None = None) -> None:
     """Makes the steps later than `after` count no longer: a run goes on from there.
 
-    Whoever looks does not see them, and the next save deletes them.
+    They are not listed any more, and the next save deletes them.
     """
     shelf = commit.at(folder, life)
     for later in reversed([found for found in shelf.steps() if found > after]):
@@ -229,7 +229,7 @@ def _wait_for_threads(seconds: float = 10.0) -> None:
     """Waits until orbax is done with a save that failed.
 
     When orbax raises (a full disk), threads of its own still write parts of the step, and make
-    its folders anew if somebody has removed them.
+    its folders anew if they were removed.
     """
     end = time.monotonic() + seconds
     for thread in threading.enumerate():
@@ -243,8 +243,8 @@ def _alone(folder: Path, one_by_one: bool) -> Iterator[None]:
     """Around a save: if it fails, waits until nothing changes under its folder any more.
 
     Leaves that are written one by one are no transaction: when the first has failed,
-    tensorstore's own threads still write, and nobody can join them. What they then tell a loop
-    that is closed is not told to anybody else; the failure itself is raised.
+    tensorstore's own threads still write, and cannot be joined. What they then tell a loop
+    that is closed is not passed on; the failure itself is raised.
     """
     if not one_by_one:
         yield
@@ -257,7 +257,7 @@ def _alone(folder: Path, one_by_one: bool) -> Iterator[None]:
     except BaseException:
         _wait_for_threads()
         _until_quiet(folder, quiet=0.5, seconds=10.0)
-        gc.collect()  # tasks that nobody waited for say so when they go
+        gc.collect()  # tasks that were not awaited say so when they go
         raise
     finally:
         sys.unraisablehook, log.disabled = heard, was

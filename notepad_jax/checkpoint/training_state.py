@@ -1,4 +1,4 @@
-"""The training state on disk: a folder of steps, kept or dropped by a rule.
+"""Checkpoints of the training state: a folder of steps, kept or dropped by a rule.
 
 A step holds four checkpointables: `params` and `opt` (arrays), `data` (where the dataset iterator
 stood, JSON) and `meta` (step, configs, seeds, checksums, JSON). They are separate so that an engine
@@ -27,7 +27,7 @@ from notepad_jax.parallel import hosts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Saved:
-    """One restored step."""
+    """One restored checkpoint step."""
 
     step: int
     params: Any
@@ -37,10 +37,10 @@ class Saved:
 
 
 class Checkpoints:
-    """Writes and restores the steps of one run.
+    """Saves and restores the checkpoints of one run.
 
     `keep` newest steps survive, and every step divisible by `keep_every`. Whatever changes
-    something raises `fence.Superseded`, in one line, once somebody else took the steps over.
+    something raises `fence.Superseded`, in one line, once another trainer took the steps over.
     """
 
     def __init__(self, folder: steps.Folder, keep: int = 3, keep_every: int | None = None) -> None:

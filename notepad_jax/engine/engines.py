@@ -1,12 +1,12 @@
-"""Several engines of one process, side by side: as many `types.Completers`, with one policy.
+"""Data-parallel engine replicas of one process (`types.Completers`), all with one policy.
 
 A host has more chips than one engine of a small policy wants. Each engine is a service on a row
 of the host's mesh, in a thread and an event loop of its own, so that it plans a round while
 another waits for its chips; they share nothing, and what one launches never depends on how fast
 another is. So each repeats bit by bit, as it would in a process of its own.
 
-A policy is adopted on the mesh of all of them, a copy in each row, laid out once; every engine
-takes its row's, which copies nothing. Engines may share a row: CPUs run what several threads
+A policy is adopted on the mesh of all of them, replicated over its rows, laid out once; every
+engine takes its row's copy without copying. Engines may share a row: CPUs run what several threads
 launch on one device at the same time. Above: setup.builders; below: `service` and `waiting.Loop`.
 """
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Engines:
-    """What a service is to a run, of several; use as `async with`, once.
+    """Engine replicas that a run uses as it does one service; use as `async with`, once.
 
     `services` run on the rows of `mesh`, in order; where there are more, by turns.
     """
@@ -39,7 +39,7 @@ class Engines:
         self.count = len(services)
         self._services, self._mesh = tuple(services), mesh
         self._loops: list[Loop] = []
-        self._seated = [0] * self.count  # who has a seat at each engine
+        self._seated = [0] * self.count  # readings with a seat at each engine
 
     @property
     def version(self) -> int:
@@ -64,7 +64,7 @@ class Engines:
                 loop.close()
 
     async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on every engine, in that engine's loop; as `types.Completers` says."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -79,9 +79,9 @@ class Engines:
 
     @contextlib.contextmanager
     def seat(self, adapters: int = 0) -> Iterator[Seat]:
-        """A place at the engine that has fewest of them: a `types.Streamer`, for any event loop.
+        """A seat at the least loaded engine: a `types.Streamer`, for any event loop.
 
-        Who reads on after a turn keeps its seat: there lies what was read already. All its turns
+        A reading keeps its seat from turn to turn: there its prefixes are cached. All its turns
         are of the same `adapters` (`SamplingParams`).
         """
         number = self._seated.index(min(self._seated))
@@ -93,12 +93,12 @@ class Engines:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[One]:
-        """The engine that has fewest seats, as `types.Completers` of one; it counts as a seat."""
+        """The least loaded engine, as `types.Completers` of one; it counts as a seat."""
         with self.seat() as seat:
             yield One(seat.loop, seat.service)
 
     async def adopt(self, snapshot: PolicySnapshot, drain: bool = False) -> None:
-        """As `EngineService.adopt`, of all: where one of them would refuse, none adopts."""
+        """Adopts a policy on all engines (`EngineService.adopt`); if one refuses, none does."""
 
         async def checked(number: int, service: EngineService) -> None:
             service.check_new(snapshot.version)
@@ -113,7 +113,7 @@ class Engines:
         return EngineStats(*map(sum, zip(*every, strict=True)))
 
     def rest(self, weights: bool = False) -> None:
-        """As `EngineService.rest`, of all."""
+        """Frees the KV caches of all engines (`EngineService.rest`)."""
         for service in self._services:
             service.rest(weights)
 
@@ -127,19 +127,19 @@ class Engines:
 
 @dataclasses.dataclass(frozen=True)
 class One:
-    """One of several engines, for who shares out what they read."""
+    """One of several engines, as `types.Completers`, for callers that deal out the readings."""
 
     loop: Loop
     service: EngineService
     count: int = 1
 
     async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on this engine, in its loop; as `types.Completers` says."""
         return [await self.loop.awaited(work(0, self.service))]
 
 
 class Seat:
-    """One engine as coroutines of another loop see it, as `Engines.seat` gives it.
+    """A client of one engine for coroutines of another event loop (`Engines.seat` makes it).
 
     Its thread makes tokens while the caller's does other things. Failures are `EngineService`'s.
     """
@@ -148,12 +148,12 @@ class Seat:
         self.loop, self.service, self._adapters = loop, service, adapters
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
-        """As `EngineService.complete`."""
+        """Samples one completion, as `EngineService.complete`."""
         sampling = dataclasses.replace(sampling, adapters=self._adapters)
         return await self.loop.awaited(self.service.complete(prompt, sampling))
 
     async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
-        """As `EngineService.stream`; when the iterator is closed, slot and pages are free."""
+        """Streams one completion, as `EngineService.stream`; closing frees its slot and pages."""
         sampling = dataclasses.replace(sampling, adapters=self._adapters)
         caller = asyncio.get_running_loop()
         told: asyncio.Queue[Piece | Exception] = asyncio.Queue()

@@ -1,7 +1,7 @@
-"""Runs what the scheduler planned: launches of the few fixed shapes of `shapes`.
+"""The executor: runs what the scheduler planned, as jitted launches of a few fixed `shapes`.
 
-`Executor` writes the rows of a round and reads what came of them; who lies where is in the
-contexts that it is given. `Device` owns the paged cache and makes the launches. They are handed
+`Executor` writes the rows of a round and reads back the samples; slots and pages are in the
+contexts that it is given. `Device` owns the paged KV cache and makes the launches. They are handed
 to it one after the other and only then waited for, so it never waits for the host's bookkeeping
 in between. It is an argument, so that tests run every line of the executor without it.
 
@@ -49,21 +49,21 @@ from pallas_kernels import Pages, PageTables, cache_head_size
 
 
 class Sampled(NamedTuple):
-    """What one turn got out of a launch."""
+    """The tokens and logprobs that one launch sampled for one turn."""
 
     tokens: list[int]
     logprobs: list[float]
     top: Sequence[Alternatives] = ()  # of each token, if any were asked for
 
     def ends(self, context: Context) -> bool:
-        """Whether the turn is over with it; the scheduler has not heard of it yet."""
+        """Whether the turn ends with these tokens, which the scheduler has not recorded yet."""
         if len(self.tokens) >= context.remaining:
             return True
         return bool(self.tokens) and self.tokens[-1] in context.sampling.stop_ids
 
 
 class Executes(Protocol):
-    """What the service needs of an executor; `replay` and `metered` stand around one."""
+    """The executor's interface to the service; `replay` and `metered` wrap one."""
 
     settings: EngineSettings
 
@@ -79,7 +79,7 @@ class Executes(Protocol):
 
 
 class Launches(Protocol):
-    """What the executor needs of a device; tests have one whose keys and values are hashes.
+    """The device's interface to the executor; tests have one whose keys and values are hashes.
 
     What comes back of `start_tails` and `generate` is that of `launches`, without the cache, and
     may still be under way. `wanted` is how many likeliest tokens are asked for.
@@ -99,7 +99,7 @@ class Launches(Protocol):
 
 
 class Device:
-    """The cache on an engine's devices, and the launches that read and write it."""
+    """The paged KV cache on an engine's devices, and the launches that read and write it."""
 
     def __init__(self, config: PolicyConfig, settings: EngineSettings, mesh: Mesh | None = None):
         """On `mesh`, or this process's first device. ValueError for a mesh with several rows."""
@@ -109,7 +109,7 @@ class Device:
         self._masks = masks.Placed(settings, self.mesh)
 
     def rest(self) -> None:
-        """Lets the cache go until the next launch; what it held is lost."""
+        """Frees the KV cache until the next launch; what it held is lost."""
         self.pages = None
 
     def _cache(self) -> Pages:
@@ -155,14 +155,14 @@ class Device:
 
 
 class Executor:
-    """Runs contexts on `device`. `seen` counts the launches of each shape."""
+    """Runs prefill and decode of contexts on `device`; `seen` counts the launches of each shape."""
 
     def __init__(self, settings: EngineSettings, device: Launches):
         self.settings, self.device = settings, device
         self.seen: dict[Shape, int] = {}
 
     def rest(self) -> None:
-        """Lets the cache go until the next launch; what it held is lost."""
+        """Frees the KV cache until the next launch; what it held is lost."""
         self.device.rest()
 
     def weights(self, params: Any) -> Any:
@@ -170,7 +170,7 @@ class Executor:
         return self.device.weights(params)
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
-        """Reads prefixes into their pages."""
+        """Prefills shared prefixes into their pages."""
         Z = self.settings.page_size
         lengths = [len(prefix.pages) * Z for prefix in prefixes]
         for width, chosen in cover(lengths, prefix_widths(self.settings)):
@@ -181,7 +181,7 @@ class Executor:
     def start(self, params: Any, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each.
 
-        But for those whose tail is one token (`layout.decoded`): they get none, `decode` begins
+        But for turns whose tail is one token (`layout.decoded`): they get none, `decode` begins
         with it. A row of tails has one prefix, and would be a launch for each of them.
         """
         waiting = []
@@ -287,7 +287,7 @@ def lowered(
     shape: Shape,
     mesh: Mesh | None = None,
 ) -> jax.stages.Lowered:
-    """The program of a shape, not compiled yet; `params` as in `compile_ahead`."""
+    """The lowered program of a shape, not compiled yet; `params` as in `compile_ahead`."""
     mesh = meshes.one() if mesh is None else mesh
     launch, arguments = arguments_of(config, settings, params, shape, mesh)
     with meshes.within(mesh):
@@ -302,7 +302,7 @@ def arguments_of(
     shape: Shape,
     mesh: Mesh,
 ) -> tuple[Any, tuple]:
-    """The launch of a shape and its arguments, in arrays that hold nothing."""
+    """The jitted launch of a shape and its arguments as abstract arrays."""
     before = config, weights(config, params, mesh), _abstract_cache(config, settings, mesh)
     if isinstance(shape, PrefixRow):
         return launches.read_prefixes, (*before, layout.prefix_row(settings, [], shape.tokens))

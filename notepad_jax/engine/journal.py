@@ -1,9 +1,9 @@
-"""The turns of a rollout that has not ended, in a file: one JSON object a line, in segments.
+"""The journal of a rollout under way: its finished turns in a file, JSON lines in segments.
 
 The first segment says whose turns they are; each later one has some turns a line, their ids and
 logprobs bit by bit (2 us a turn of the quick start; a line each took 6 us). A segment ends in a
 line that has the SHA-256 of the one before it and of all in between, so each vouches for everything
-above, and nobody reads a file to append to it. One that is appended is synced, and counts when its
+above, and appending reads no more than the end. What is appended is synced, and counts when its
 last line is whole: a kill loses the segment that was being written, and nothing else. A file of
 which a whole segment was changed since is refused. Lines are made and read one at a time: a rollout
 has tens of thousands of turns. Above: training.partial_rollout; below: `replay`, whose turns they
@@ -36,7 +36,7 @@ Turns = Mapping[int, Given]  # by seed
 
 
 def begin(path: Path, header: Mapping[str, Any], turns: Turns | None = None) -> None:
-    """Writes or replaces the file at once; whatever goes wrong, it is what it was."""
+    """Writes or replaces the file atomically; whatever goes wrong, it is what it was."""
     write_blocks(path, _lines(header, turns or {}))
 
 

@@ -1,6 +1,6 @@
-"""What runs on the device: pure functions, each one launch.
+"""The jitted device functions of the engine, prefill and decode: each is one launch, and pure.
 
-`read_prefixes` reads a row of shared prefixes into whole pages. `start_tails` continues one
+`read_prefixes` prefills a row of shared prefixes into whole pages. `start_tails` continues one
 cached prefix (or none) with a row of packed tails, writes them into their own pages and
 samples wherever the host asks: after the last prompt token of each tail, and after each token
 of its draft. `generate` decodes all slots, several tokens per launch, stopping early when every
@@ -33,7 +33,7 @@ SAMPLED = 64  # the most positions of a row that are sampled at once; their logi
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """How to sample at each of X positions."""
+    """The sampling parameters of each of X positions."""
 
     temperature: Any  # float [X]
     top_p: Any  # float [X]
@@ -45,7 +45,7 @@ class Draws:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Which pages' beginnings to copy, one after the other: the first `count` of Y."""
+    """Copies of the first tokens of pages, one after the other: the first `count` of Y."""
 
     source: Any  # int32 [Y]: pages
     target: Any  # int32 [Y]
@@ -56,7 +56,7 @@ class Copies:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotArrays:
-    """The running state of B slots, as `generate` needs it."""
+    """The decode state of B slots, as `generate` needs it."""
 
     token: Any  # int32 [B]: sampled, not yet in the cache
     position: Any  # int32 [B]: of `token`
@@ -72,7 +72,7 @@ class SlotArrays:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PrefixArrays:
-    """A row of prefixes (`layout.prefix_row`)."""
+    """A packed row of prefixes to prefill (`layout.prefix_row`)."""
 
     tokens: Any  # int32 [1, T]
     positions: Any  # int32 [1, T]
@@ -84,7 +84,7 @@ class PrefixArrays:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TailArrays:
-    """A row of tails behind one cached prefix (`layout.tail_row`)."""
+    """A packed row of tails to prefill behind one cached prefix (`layout.tail_row`)."""
 
     table: Any  # int32 [1, P] pages of the prefix
     length: Any  # int32 [1] tokens of the prefix
@@ -102,7 +102,7 @@ class TailArrays:
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
 def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: PrefixArrays) -> Pages:
-    """Fills whole pages with the keys and values of prefixes that start a context."""
+    """Prefills prefixes that start a context: fills whole pages with their keys and values."""
     attend = attention.packed(config, row.kv_end, row.positions)
     adapted = lora.chosen(params, row.adapters)
     k, v = policy.Policy(config, adapted).cache_entries(row.tokens, row.positions, attend)
@@ -118,7 +118,7 @@ def start_tails(
     wanted: Array | None = None,
     most: int = 0,
 ) -> tuple[Array | Pages, ...]:
-    """Runs packed tails after a cached prefix and samples after the tokens `row.sample_at`.
+    """Prefills packed tails after a cached prefix and samples after the tokens `row.sample_at`.
 
     Each token is written once. Then the tokens of the page in which the prefix ends are copied into
     each tail's first page; a tail that begins as the one before it does gets a copy of all that is
@@ -201,7 +201,7 @@ def prefill_dense(
 
 @functools.partial(jax.jit, donate_argnames="pages")
 def insert_dense(pages: Pages, kv: tuple[Array, Array], target_T: Int[Array, " T"]) -> Pages:
-    """Puts a dense prompt's tokens at flat cache indices; past the cache's end for none."""
+    """Writes a dense prompt's keys and values at flat cache indices; past the end for none."""
     k, v = kv
     return attention.write_tokens(pages, k, v, target_T)
 

@@ -1,4 +1,4 @@
-"""The host arrays of a launch: prefixes in a row, tails in a row, slots by shared prefix.
+"""The host arrays of a launch: packed rows of prefixes and of tails, slots by shared prefix.
 
 Pure numpy, no device work: `executor` decides what to run, this file writes it down in the
 shapes that `launches` takes. Rows, their mask and their positions are `packing`'s.
@@ -27,7 +27,7 @@ LEAST = 8  # tokens that tails begin alike with to be computed together: pages a
 
 
 class Tails(NamedTuple):
-    """Tails that lie in one row, each beginning as the one before it does."""
+    """Tails of one packed row, each beginning as the one before it does."""
 
     members: list[int]  # which of the contexts
     common: list[int]  # of each, tokens that the one before it has, too
@@ -37,7 +37,7 @@ class Tails(NamedTuple):
 def prefix_row(
     settings: EngineSettings, prefixes: Sequence[CachedPrefix], width: int
 ) -> launches.PrefixArrays:
-    """Prefixes one after the other, each rounded up to whole pages."""
+    """A packed row of prefixes one after the other, each rounded up to whole pages."""
     Z = settings.page_size
     # What fills up a prefix's last page lies behind it: no token of the prefix sees it.
     whole = [np.pad(p.tokens, (0, -p.length % Z)) for p in prefixes]
@@ -93,7 +93,7 @@ def _cut(settings: EngineSettings, contexts: Sequence[Context], members: list[in
 def tail_row(
     settings: EngineSettings, contexts: Sequence[Context], common: Sequence[int], width: int
 ) -> tuple[launches.TailArrays, list[slice]]:
-    """Tails with their drafts behind one prefix; also where each one's samples will be.
+    """A packed row of tails and drafts behind one prefix; also where each one's samples will be.
 
     A token is to be sampled after each tail's last prompt token and after each draft token.
     `common` is of each tail how many of its tokens the one before it has, too (`alike`).
@@ -141,7 +141,7 @@ def tail_row(
 def _begun(
     settings: EngineSettings, contexts: Sequence[Context], common: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Of each page that a tail's own tokens do not begin: whose it was, whose it is, how much."""
+    """Of each page that a tail's own tokens do not begin: page to copy, its own page, tokens."""
     Z, found, before = settings.page_size, [], contexts[0]
     for context, same in zip(contexts, common, strict=True):
         if copied := context.ragged + same:
@@ -165,7 +165,7 @@ def decoded(context: Context) -> bool:
 
 
 def input_length(context: Context) -> int:
-    """Tokens that a turn brings into a tail row."""
+    """How many tokens a turn brings into a tail row: its tail and its draft."""
     return len(context.tail) + len(_draft(context))
 
 
@@ -194,7 +194,7 @@ def _place(settings: EngineSettings, context: Context, first: int, out: np.ndarr
 
 
 def accepted(sampled: np.ndarray, context: Context) -> int:
-    """How many sampled tokens stand: each is right given the draft tokens before it.
+    """How many sampled tokens are accepted: each is right given the draft tokens before it.
 
     Of a draft that is scored as many as it has: it stands, whatever was sampled.
     """
@@ -218,7 +218,7 @@ def by_prefix(contexts: Sequence[Context]) -> list[list[int]]:
 def decode_tables(
     settings: EngineSettings, contexts: Sequence[Context], shape: Decode
 ) -> PageTables:
-    """Arranges slots in rows that share a prefix."""
+    """Returns page tables for decode, with slots in rows that share a prefix."""
     Z, M = settings.page_size, shape.members
     table = np.zeros((shape.rows, prefix_pages(settings)), np.int32)
     lens, place = np.zeros(shape.rows, np.int32), np.zeros(shape.slots, np.int32)
@@ -244,7 +244,7 @@ def decode_tables(
 def slot_arrays(
     settings: EngineSettings, contexts: Sequence[Context], slots: int
 ) -> launches.SlotArrays:
-    """The state of running turns; one without a token begins with its prefix's last page.
+    """The decode state of running turns; one without a token begins with its prefix's last page.
 
     One with a grammar gets one token: what may follow it is not known yet.
     """

@@ -1,8 +1,8 @@
-"""Masks of grammars: a bit for each id that a turn may draw next, from the host into a launch.
+"""Grammar masks of constrained decoding: a bit for each id that a turn may draw next.
 
 What may follow a token depends on the token, so a turn with a grammar makes one in a launch, while
-others beside it make several. A launch has as many masks as the engine has slots, whether anybody
-uses them or not: its shape stays. Above: `layout` and `executor`; below: the context's matcher.
+others beside it make several. The host computes masks for each launch, which has as many as the
+engine has slots, used or not: its shape stays. Above: `layout`, `executor`; below: matchers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from notepad_jax.parallel import place
 
 
 class Masks(NamedTuple):
-    """What grammars allow next: `bits` int32 [n, W], and which of them each context has."""
+    """Token masks of grammars: `bits` int32 [n, W], and which of them each context has."""
 
     bits: np.ndarray | None  # None: of an engine that has none
     which: list[int]  # -1: none
@@ -33,14 +33,14 @@ def found(settings: EngineSettings, contexts: Sequence[Context]) -> Masks:
     for context in contexts:
         which.append(-1 if context.matcher is None else len(bits))
         if context.matcher is not None:
-            # The policy may have more ids than the tokenizer: nobody may draw those.
+            # The policy may have more ids than the tokenizer: no turn may draw those.
             allowed = context.matcher.allowed()[:words]
             bits.append(np.pad(allowed, (0, words - len(allowed))))
     return Masks(np.array(bits, np.int32).reshape(-1, words) if words else None, which)
 
 
 class Placed:
-    """The masks of launches on an engine's devices, where those lie that forbid nothing."""
+    """Places launches' masks on an engine's devices, where one that forbids nothing stays."""
 
     def __init__(self, settings: EngineSettings, mesh: Mesh) -> None:
         self._shape = settings.slots, settings.mask_words
@@ -61,7 +61,7 @@ class Placed:
 
 
 def abstract(settings: EngineSettings, mesh: Mesh, arrays: Any) -> Any:
-    """Returns a launch's arrays with masks that hold nothing, as `Placed.placed` places them."""
+    """Returns a launch's arrays with abstract masks, sharded as `Placed.placed` places them."""
     if arrays.masks is None:
         return arrays
     shape, where = (settings.slots, settings.mask_words), place.replicated(mesh)

@@ -1,8 +1,8 @@
-"""An executor that says how much it did: for those who wait while an engine works.
+"""An executor that counts tokens, turns and seconds, for progress displays.
 
-`Metered` stands around an executor, as `replay` does, and changes nothing of what it is asked or
-answers. Launches that read prefixes are not waited for, so what they read is told with the launch
-that was: at most once a launch somebody is called, with three numbers that the host has anyway.
+`Metered` wraps an executor, as `replay` does, and changes nothing of its arguments or results.
+Launches that read prefixes are not waited for, so what they read is told with the next launch that
+is: at most once a launch the callback is called, with three numbers that the host has anyway.
 Above: the programs, which give it a screen's `work`; below: executor.
 """
 
@@ -21,15 +21,15 @@ Told = Callable[[int, int, float], None]
 
 
 class Metered:
-    """An executor that tells of its launches; see `service.Runs`."""
+    """An executor (`executor.Executes`) that calls `told` after each launch it waited for."""
 
     def __init__(self, executor: Executes, told: Told) -> None:
         self.settings = executor.settings
         self._executor, self._told = executor, told
-        self._tokens, self._began = 0, 0.0  # of launches that nobody has waited for
+        self._tokens, self._began = 0, 0.0  # of launches not waited for yet
 
     def rest(self) -> None:
-        """Lets the cache go until the next launch."""
+        """Frees the KV cache until the next launch."""
         self._executor.rest()
 
     def weights(self, params: Any) -> Any:
@@ -37,7 +37,7 @@ class Metered:
         return self._executor.weights(params)
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
-        """Reads prefixes into their pages."""
+        """Prefills shared prefixes into their pages."""
         self._began = self._began or time.perf_counter()
         self._executor.read(params, prefixes)
         self._tokens += sum(prefix.length for prefix in prefixes)
@@ -61,6 +61,6 @@ class Metered:
             tokens, seconds = self._tokens + written, time.perf_counter() - self._began
             self._tokens, self._began = 0, 0.0
             self._told(tokens, sum(map(Sampled.ends, sampled, contexts)), seconds)
-        elif not contexts:  # nobody waits for what was read ahead
+        elif not contexts:  # nothing waits for what was read ahead
             self._tokens, self._began = 0, 0.0
         return sampled

@@ -1,10 +1,10 @@
-"""Who owns which page: the pool of page numbers, and the prefixes that prompts share.
+"""Page allocation of the KV cache: the pool of page numbers, and the cache of shared prefixes.
 
 `PrefixCache` remembers which prompt prefixes are in the cache, so that the G members of a
 group (and all questions about a document, where the template allows it) pay for a chunk
 once. Prefixes are keyed by policy version and adapters: the keys of another policy are never
-read. A prefix that somebody reads stays; one that nobody reads stays until its pages are
-needed, oldest first.
+read. A prefix with users stays; one without stays until its pages are needed, and the least
+recently used goes first.
 
 Host bookkeeping only; the arrays themselves are `pallas_kernels.Pages`. Above: `scheduler`,
 which never asks for more than there is.
@@ -24,7 +24,7 @@ Key = tuple[int, int, bytes]  # policy version, which of its adapters, the token
 
 
 class PagePool:
-    """Page numbers 0..total-1, each free or had by one owner."""
+    """An allocator of page numbers 0..total-1, each free or had by one owner."""
 
     def __init__(self, total: int):
         self.total = total
@@ -58,7 +58,7 @@ class CachedPrefix:
 
     key: Key
     pages: tuple[int, ...]
-    asked: Tokens  # the array that it was first asked for with: most who ask later have the same
+    asked: Tokens  # the array of the first turn that asked: most later turns have the same
     users: int = 0  # turns that may still read it
 
     @property
@@ -79,14 +79,14 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Prefixes by (policy version, adapters, tokens), least recently used first."""
+    """A prefix cache by (policy version, adapters, tokens), least recently used first."""
 
     def __init__(self, pool: PagePool, page_size: int):
         self._pool = pool
         self._page_size = page_size
         self._entries: collections.OrderedDict[Key, CachedPrefix] = collections.OrderedDict()
         self._of_array: dict[int, CachedPrefix] = {}  # by the id of `asked`, which is alive
-        self.unused = 0  # pages of prefixes that nobody reads: they can be had
+        self.unused = 0  # pages of prefixes without users: they can be had
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,7 +106,7 @@ class PrefixCache:
         return self._entries.get(self.key(version, adapters, prefix))
 
     def add(self, version: int, adapters: int, prefix: Tokens) -> CachedPrefix:
-        """Gives a new prefix its pages and its first user, evicting what nobody reads.
+        """Gives a new prefix its pages and its first user, evicting unused ones.
 
         `prefix` is read-only, as token ids are (`types.tokens`).
         """
@@ -147,6 +147,6 @@ class PrefixCache:
         self._pool.release(entry.pages)
 
     def keep_version(self, version: int) -> None:
-        """Forgets prefixes of other versions that nobody reads: no new turn will want them."""
+        """Evicts unused prefixes of other versions: no new turn will want them."""
         for entry in [e for e in self if not e.users and e.version != version]:
             self.remove(entry)

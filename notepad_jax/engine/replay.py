@@ -1,15 +1,15 @@
-"""What turns were given, written down as they end, and given again without being computed.
+"""Replay of a stopped rollout: finished turns are given again without being computed.
 
 `Replay` stands between the service and its executor. Going on with a rollout that was stopped,
 it answers for every turn that had ended; the service and its scheduler do exactly what they did
 the first time, and so do all counts, because they cannot tell. A launch in which every turn is
-known is not made. One with an unknown turn in it is made whole, with everybody in it, and the
+known is not made. One with an unknown turn in it is made whole, with all its turns in it, and the
 known ones keep what they were given before. That is what makes a run that goes on equal to one
 that was never stopped, in every bit: a launch of other members has another shape, which adds
 up in another order, and the last bits of a logprob are others.
 
 So a turn that had not ended at the stop is begun again, in the launches it was in: nothing of
-the cache is kept. Prefixes are read again as they were, since anybody may still need them.
+the cache is kept. Prefixes are read again as they were, since any turn may still need them.
 A turn is known by the seed of its noise, which no other turn of a run has, if prompt and
 sampling are the same. Above: training.partial_rollout, and `journal`, which keeps turns in a file;
 below: executor.
@@ -31,7 +31,7 @@ from notepad_jax.engine.scheduler import Context
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Given:
-    """What a turn got until it ended."""
+    """The recorded completion of a turn that has ended."""
 
     asked: str  # digest of the prompt and of how it was sampled
     tokens: np.ndarray  # int32 [n]
@@ -69,7 +69,7 @@ class _Open:
 
 
 class Replay:
-    """An executor that remembers the turns of a rollout; see `service.Runs`.
+    """An executor (`executor.Executes`) that records and replays the turns of a rollout.
 
     `ended` is told of each turn that ends here and was not known, in the thread of the launch.
     """
@@ -83,12 +83,12 @@ class Replay:
         self._open: dict[Context, _Open] = {}
 
     def begin(self, known: Mapping[int, Given]) -> None:
-        """Forgets the last rollout; of the one that begins, `known` has ended before."""
+        """Begins a rollout of which the turns `known` have ended before; forgets the last one."""
         self.turns, self.replayed = dict(known), 0
         self._open.clear()  # of turns that were cancelled
 
     def rest(self) -> None:
-        """Lets the cache go until the next launch."""
+        """Frees the KV cache until the next launch."""
         self._executor.rest()
 
     def weights(self, params: Any) -> Any:
@@ -96,7 +96,7 @@ class Replay:
         return self._executor.weights(params)
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
-        """Reads prefixes into their pages."""
+        """Prefills shared prefixes into their pages."""
         self._executor.read(params, prefixes)
 
     def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
@@ -146,13 +146,13 @@ class Replays:
         return self.each[-1]
 
     def begin(self, known: Mapping[int, Given]) -> None:
-        """As `Replay.begin`, of all: which engine a turn comes to is the same every time."""
+        """Begins a rollout on all replays: a turn comes to the same engine every time."""
         for one in self.each:
             one.begin(known)
 
     @property
     def turns(self) -> Mapping[int, Given]:
-        """Of this rollout, by seed, those that have ended."""
+        """The turns of this rollout that have ended, by seed."""
         # Copied first, and at once: another thread may ask while turns end.
         every = [dict(one.turns) for one in self.each]
         return {seed: given for turns in every for seed, given in turns.items()}

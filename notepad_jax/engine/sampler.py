@@ -1,4 +1,4 @@
-"""Drawing tokens: temperature, nucleus, and noise that belongs to the request alone.
+"""Token sampling: temperature, nucleus (top-p), and noise that belongs to the request alone.
 
 The noise of the n-th token of a completion is a function of (request seed, n) and of nothing
 else: not of the slot, the batch, the launch, or whether the token was verified as a draft or
@@ -40,7 +40,7 @@ def _nucleus(logits_XV: Array, top_p_X: Array) -> Array:
 
     one_X = jax.lax.bitcast_convert_type(jnp.ones_like(top_p_X), jnp.int32)
     _, least_X = jax.lax.fori_loop(0, 30, halved, (jnp.zeros_like(one_X), one_X))
-    # 1 is the whole vocabulary, whoever shares the launch: sums are rounded, and may reach it.
+    # 1 is the whole vocabulary, whatever shares the launch: sums are rounded, and may reach it.
     stays_XV = (probability_XV >= as_float(least_X)) | (top_p_X[:, None] >= 1)
     return jnp.where(stays_XV, logits_XV, -jnp.inf)
 
@@ -66,7 +66,7 @@ def likeliest(
     """The `wanted` (at most `most`) likeliest tokens of each row, and their logprobs.
 
     Logprobs are those that `sample` reports; of equals the lower id comes first. What is beyond
-    `wanted` means nothing. One pass over the vocabulary for each, and none where nobody asks:
+    `wanted` means nothing. One pass over the vocabulary for each, and none if `wanted` is 0:
     sorting it would cost more to compile than all the rest of a launch (`_nucleus`).
     """
     scaled_XV = logits_XV / jnp.where(temperature_X == 0, 1.0, temperature_X)[:, None]

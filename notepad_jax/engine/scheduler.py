@@ -1,9 +1,9 @@
-"""Who runs when, and on which pages: the engine's decisions, and nothing else.
+"""The continuous-batching scheduler: which turns run when, and on which pages of the KV cache.
 
 A turn is admitted, strictly in the order of asking, when its slot, all the private pages it
 can ever need and its prefix's pages can be had together; otherwise it waits, and so do those
 behind it. What is admitted therefore always ends, its pages come back, and the first in the
-queue gets in at the latest when nobody else is left: too few pages make turns wait, never
+queue gets in at the latest when no other turn is left: too few pages make turns wait, never
 fail. A prefix is held by its users from the moment one of them is admitted, so it is never
 evicted under them.
 
@@ -45,7 +45,7 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Context:
-    """One completion, from being asked for to its last token, and where its keys lie.
+    """The state of one turn, from its request to its last token, and its pages in the KV cache.
 
     In the cache are the prefix (shared pages) and, in private pages, the copied part of the
     prefix's last page (`ragged`), the tail and all sampled tokens but the newest.
@@ -56,11 +56,11 @@ class Context:
     tail: Tokens  # the rest of the prompt
     draft: Tokens
     ahead: Tokens  # a prefix that will be asked for next
-    shares: bool = False  # whether what its tail begins with is computed once for all who do
+    shares: bool = False  # whether what its tail begins with is computed once for all that do
     stage: Stage = Stage.WAITING
     version: int = -1  # of the policy; given at admission
     prefix: CachedPrefix | None = None
-    cached: int = 0  # prompt tokens that were there already, or are read for somebody else
+    cached: int = 0  # prompt tokens that were there already, or are read for another turn
     ragged: int = 0  # tokens of the prefix's last, partly filled page: copied into a private one
     pages: tuple[int, ...] = ()
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -109,16 +109,16 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """What a round begins with: prefixes to read, then turns to start, all of one version."""
+    """What a round prefills: prefixes to read, then turns to start, all of one policy version."""
 
     version: int
     prefixes: tuple[CachedPrefix, ...]
     contexts: tuple[Context, ...]
-    saved: int  # prompt tokens that were cached already, or are read for somebody else
+    saved: int  # prompt tokens that were cached already, or are read for another turn
 
 
 class Scheduler:
-    """Owns the queue, the slots and the page numbers."""
+    """The scheduler of one engine: owns the queue, the slots and the page numbers."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Scheduler:
 
     @property
     def resident(self) -> set[int]:
-        """Versions that turns run on, and the one that new turns start on."""
+        """Policy versions that turns run on, and the one that new turns start on."""
         return {self.version} | {context.version for context in self.running}
 
     # ------------------------------------------------------------ what callers ask for
@@ -199,7 +199,7 @@ class Scheduler:
         self.prefixes.keep_version(version)
 
     def forget(self) -> None:
-        """Forgets every prefix; for when their pages are lost, which must not be in use."""
+        """Evicts every prefix; for when their pages are lost, which must not be in use."""
         if not self.idle:
             raise RuntimeError("the engine cannot rest while turns run or wait; let them end")
         self.prefixes.make_room(self.settings.pages)
@@ -207,7 +207,7 @@ class Scheduler:
     # ------------------------------------------------------------ a round
 
     def admit(self) -> Admission:
-        """Gives slots and pages to those who wait, in order, as far as there are any."""
+        """Gives slots and pages to waiting turns, in order, as far as there are any."""
         admitted: list[Context] = []
         new: list[CachedPrefix] = []
         saved = 0
@@ -307,7 +307,7 @@ class Scheduler:
         return self.prefixes.key(self.version, context.sampling.adapters, prefix)
 
     def _look_ahead(self, admitted: list[Context], new: list[CachedPrefix]) -> None:
-        """Reads what the admitted will ask for next, with pages that nobody else wants."""
+        """Reads what the admitted will ask for next, with pages that no other turn wants."""
         s = self.settings
         wanted = {self._key(context, context.shared) for context in self._waiting}
         kept = [e for e in self.prefixes if e.key in wanted]

@@ -1,4 +1,4 @@
-"""The engine as coroutines see it: the Completer of this project.
+"""The engine's async service, which coroutines call: the Completer of this project.
 
 Many readings run as coroutines; each awaits `complete` once per turn. The service lets them
 run until none can go on, then does one round for all of them: the scheduler admits, the
@@ -9,7 +9,7 @@ requests in the same order give the same launches, so a run can be repeated bit 
 
 Two versions of the weights may be resident: after `adopt`, new turns start on the new one
 while running turns end on the old one. Every completion has exactly one version. If a launch
-fails, everybody who waits or comes later is told why; nobody waits for ever.
+fails, every caller that waits or comes later is told why; none waits for ever.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from notepad_jax.types import (
 
 @dataclasses.dataclass(eq=False)
 class _Ticket:
-    """Somebody who waits for a turn."""
+    """A caller's claim on a running or waiting turn, with the futures that wake it."""
 
     context: Context
     done: asyncio.Future  # of nothing; what was sampled is in the context
@@ -50,14 +50,14 @@ class _Ticket:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Adoption:
-    """A policy that waits for its turns to begin."""
+    """A policy that waits to be adopted."""
 
     snapshot: PolicySnapshot
     begun: asyncio.Future
 
 
 class EngineService:
-    """Owns the scheduler and the weights. Use as `async with`; a service is used once."""
+    """The async service over one engine's scheduler and weights; use as `async with`, once."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class EngineService:
         self._executor = executor
         self._params = self._weights(snapshot)  # of the resident versions
         self._adoptions: collections.deque[_Adoption] = collections.deque()
-        self._drained: list[asyncio.Future] = []  # of those who wait for the newest to be alone
+        self._drained: list[asyncio.Future] = []  # of callers that wait for the newest to be alone
         self._tickets: dict[Context, _Ticket] = {}
         self._submitted = 0
         self._wake = asyncio.Event()
@@ -107,7 +107,7 @@ class EngineService:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        if self._failure is None:  # cancelled before its first step: it told nobody
+        if self._failure is None:  # cancelled before its first step: it told no caller
             self._failure = asyncio.CancelledError()
             self._tell_everybody()
 
@@ -117,9 +117,9 @@ class EngineService:
         return stats
 
     def rest(self, weights: bool = False) -> None:
-        """Gives the cache's memory back until a turn is asked for; RuntimeError while any runs.
+        """Frees the KV cache until a turn is asked for; RuntimeError while any runs.
 
-        With `weights` theirs, too: a policy must be adopted then before anything is asked for,
+        With `weights` those, too: a policy must be adopted then before anything is asked for,
         which may be the same version again.
         """
         self.scheduler.forget()
@@ -239,7 +239,7 @@ class EngineService:
             raise RuntimeError("the engine service is not running; use `async with service:`")
 
     def _failed(self) -> CompleterFailed:
-        """A new exception for everybody: their tracebacks are their own."""
+        """A new exception for each caller: their tracebacks are their own."""
         error = CompleterFailed(
             "the engine service was left"
             if isinstance(self._failure, asyncio.CancelledError)
@@ -263,7 +263,7 @@ class EngineService:
         except BaseException as error:
             self._failure = error
             self._tell_everybody()
-            if not isinstance(error, Exception):  # others reach everybody who waits or comes
+            if not isinstance(error, Exception):  # others reach every caller that waits or comes
                 raise
 
     async def _settle(self) -> None:
@@ -286,10 +286,10 @@ class EngineService:
         self._params.clear()
 
     def _change_versions(self) -> None:
-        """Adopts what waits, as far as two versions go, and lets unused weights go."""
+        """Adopts waiting policies, at most two versions at once, and frees unused weights."""
         while self._adoptions and self.scheduler.may_adopt(self._adoptions[0].snapshot.version):
             adoption = self._adoptions.popleft()
-            if adoption.begun.done():  # whoever asked for it was cancelled
+            if adoption.begun.done():  # the caller that asked was cancelled
                 continue
             self.scheduler.adopt(adoption.snapshot.version)
             self._params |= self._weights(adoption.snapshot)
@@ -303,10 +303,10 @@ class EngineService:
             self._drained.clear()
 
     def _round(self) -> None:
-        """Reads, starts, decodes: one look at everybody.
+        """One round over all turns: reads prefixes, starts tails, decodes.
 
-        Who has ended is woken in the order of ends, and those who hear of a turn that goes on
-        after them: whether somebody listens changes nobody's place in the queue.
+        Callers of ended turns are woken in the order of ends, and streams of turns that go on
+        after them: whether a turn is streamed changes no turn's place in the queue.
         """
         self.stats.rounds += 1
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The sizes of an engine: one frozen value, from which all its shapes follow (`shapes`).
+"""An engine's sizes as one frozen dataclass, from which all its launch shapes follow (`shapes`).
 
 Everything that is checked of them is checked here, when they are made.
 """
@@ -16,7 +16,7 @@ MAY_BE_NONE = ("top_logprobs", "mask_words")
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """Sizes of the engine. Memory of the cache is pages * page_size tokens."""
+    """Sizes of the engine. The KV cache holds pages * page_size tokens."""
 
     slots: int  # sequences that decode at the same time
     page_size: int  # tokens per page
@@ -26,8 +26,8 @@ class EngineSettings:
     steps_per_launch: int  # tokens decoded per slot between two looks of the host
     row_tokens: int  # tail tokens packed behind one copy of a prefix, per launch
     cache_dtype: str = "float32"
-    top_logprobs: int = 0  # likeliest tokens that anybody may ask for beside each sampled one
-    mask_words: int = 0  # int32 words of a bit for each id, for who asks by a grammar; 0: nobody
+    top_logprobs: int = 0  # likeliest tokens that a caller may ask for beside each sampled one
+    mask_words: int = 0  # int32 words of a bit for each id, for turns with a grammar; 0: none
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -56,5 +56,5 @@ class EngineSettings:
             )
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """How many pages hold `tokens` tokens."""
         return -(-tokens // self.page_size)

@@ -1,4 +1,4 @@
-"""The shapes of all launches: a handful, known from the engine's settings alone.
+"""The static shapes of all launches: a handful, known from the engine's settings alone.
 
 Every shape is a program to compile, and every place of a shape that holds nothing is computed
 all the same. So there are few shapes, and what a launch does not need is not in them: the
@@ -26,14 +26,14 @@ MEMBERS = (1, 4, 8)  # slots of a row that read a shared prefix together
 
 @dataclasses.dataclass(frozen=True)
 class PrefixRow:
-    """One row of whole prefixes, each from a page's first token on."""
+    """A prefill of one packed row of whole prefixes, each from a page's first token on."""
 
     tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
 class TailRow:
-    """One row of tails behind one cached prefix, or behind none."""
+    """A prefill of one packed row of tails behind one cached prefix, or behind none."""
 
     tokens: int
 
@@ -107,7 +107,7 @@ def shapes(settings: EngineSettings) -> tuple[Shape, ...]:
 
 
 def cover(lengths: Sequence[int], widths: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Puts pieces into rows: (width, which pieces) of each.
+    """Packs pieces of these lengths into rows: (width, which pieces) of each.
 
     The row with the least padding first; but from where one row of no more tokens holds all that
     is left, it is that row. Pieces stay in order within a row. None may be longer than the
@@ -144,7 +144,7 @@ def _fitting(lengths: Sequence[int], left: Sequence[int], room: int) -> list[int
 
 
 def decode_shape(settings: EngineSettings, groups: Sequence[int]) -> Decode:
-    """The cheapest batch for running slots, given how many share each prefix."""
+    """The cheapest decode batch for running slots, given how many share each prefix."""
     slots = sum(groups)
     return min(
         (

@@ -1,4 +1,4 @@
-"""What an engine did since somebody last asked."""
+"""The engine's counters: tokens, turns, rounds and seconds since they were last taken."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Learning from groups: advantages, packing, objective, optimizer and the update itself."""
+"""GRPO training: advantages, packing, objective, optimizer and the update step."""

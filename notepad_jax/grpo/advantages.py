@@ -1,4 +1,4 @@
-"""From the rewards of a batch to one advantage per trajectory: a baseline and a scale.
+"""Advantages: from the rewards of a batch to one per trajectory, by a baseline and a scale.
 
 Statistics are taken over trajectories, never over turns: a reading of a long document has
 more turns, and must not weigh more in its own baseline. The baseline is always of the group;
@@ -39,7 +39,7 @@ def centred(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def informative(rewards_G: np.ndarray) -> bool:
-    """Checks a group's rewards; False when all are equal.
+    """Whether a group's rewards carry signal: False when all are equal.
 
     Raises ValueError for a group of one, and for rewards that are not finite.
     """
@@ -122,7 +122,7 @@ def tmn_reweight(groups: Sequence[Group], scales: Scales | None = None) -> list[
 
 
 def imitation(groups: Sequence[Group]) -> list[np.ndarray]:
-    """R: what was right is learnt, and nothing is unlearnt (rejection sampling, a teacher)."""
+    """R, without a baseline: only success is learnt from (rejection sampling, a teacher)."""
     return [group.rewards for group in groups]
 
 
@@ -195,12 +195,12 @@ def _places(group: Group) -> dict[tuple[int, int, int], list[tuple[int, int, flo
 
 
 def source(group: Group) -> str:
-    """The type of a task: where it comes from."""
+    """The kind of a group's task by where it comes from."""
     return group.task.source
 
 
 def reward_type(group: Group) -> str:
-    """What TMN calls the type of a reward: the metric that scores the task."""
+    """TMN's reward type of a group: the metric that scores the task."""
     return group.task.metric
 
 

@@ -1,9 +1,9 @@
-"""A member of the GRPO family: four choices by name, and a rollout becomes batches by them.
+"""A policy-gradient algorithm of the GRPO family: four choices by name, which make its batches.
 
     advantage   baseline and scale of a reward            `advantages`
     ratio       how far a token's step may go             `ratios`, within `settings.UpdateSettings`
     normaliser  what a token weighs, what is divided by   `normalisers`
-    guards      who is left out, and how long a step is   here
+    guards      what is left out, and how long a step is  here
 
 Each is a pure function in a table, so every combination is an algorithm; what does not go
 together is refused when the config is read (`Algorithm`), and what cannot act says so
@@ -31,7 +31,7 @@ Logprobs = Callable[[TrainBatch], np.ndarray]  # of every completion token, floa
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """How a rollout's groups become optimizer steps; no defaults here, they live in configs/."""
+    """The choices of an algorithm: how a rollout's groups become optimizer steps; no defaults."""
 
     advantage: str  # a name in advantages.ADVANTAGES
     scale_memory: float  # what a rollout back counts in the scale of a kind; 0: nothing
@@ -107,7 +107,7 @@ class Algorithm:
         return parts * each + again
 
     def rate_scale(self, share: float, effective: float = 1.0) -> float:
-        """What the rate is multiplied by when that share of the groups is informative.
+        """The factor on the learning rate when that share of the groups is informative.
 
         And where `effective` is the share of turns that count, weighed by how the sampler was
         off (`effective_share`): its root (VCPO 2026), as noise falls with the root of a count.
@@ -141,7 +141,7 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
     to_sampler = settings.proximal == "recomputed" and not how.needs_proximal(settings)
     moves = how.optimizer_steps > 1 or (to_sampler and max_staleness > 0)
     chosen = f"grpo.ratio={settings.ratio!r}"
-    if settings.ratio == "ppo_clip":  # the usual range is nobody's choice
+    if settings.ratio == "ppo_clip":  # the usual range is a default, not a choice
         range_, usual = settings.limits[:2], ratios.USUAL[:2]
         chosen = f"grpo.clip_low={range_[0]:g}, clip_high={range_[1]:g}" * (range_ != usual)
     if chosen and not moves and settings.ratio != "likelihood":
@@ -187,7 +187,7 @@ def batches(
     how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
     reference: Logprobs, version: int | None = None, scales: Scales | None = None,
 ) -> tuple[list[TrainBatch | None], list[PackingStats]]:  # fmt: skip
-    """Returns the batch of each part of a rollout, in order, before the first step on any.
+    """Returns the training batch of each part of a rollout, in order, before the first step.
 
     A part of whose turns all were cut and are left out for it (`mask_truncated`) is None, and
     has no stats: there is nothing to learn from it.

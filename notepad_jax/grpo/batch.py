@@ -1,4 +1,4 @@
-"""Bridge two: groups of trajectories in, one `TrainBatch` of packed rows out.
+"""Sequence packing (bridge two): groups of trajectories in, a `TrainBatch` of packed rows out.
 
 Every turn is an independent context, and turns whose `Prompt.shared` is equal (members of
 a group, or several questions about one document) share its tokens: they become one bundle. In
@@ -92,7 +92,7 @@ def pack(
       normaliser: weights of the completion tokens, and the batch's denominator.
       constant: of the normaliser `constant`, completion tokens of a trajectory.
       mask_truncated: leave out turns that were cut at their limit (`Reading.cut`: not those that
-        another context goes on from), as if nobody had said them.
+        another context goes on from), as if they had never been sampled.
       version: of the policy that will learn; None: each turn's own, all are of age 0.
 
     Raises:
@@ -146,7 +146,7 @@ def with_advantages(
 def without(
     batch: TrainBatch, out_BT: np.ndarray, normaliser: Normaliser, constant: float
 ) -> TrainBatch | None:
-    """Returns the batch as if nobody had said the tokens `out_BT`; None if nothing is left.
+    """Returns the batch with the tokens `out_BT` masked out of the loss; None if none are left.
 
     They weigh nothing and count in no denominator; as context of others they stay.
     """

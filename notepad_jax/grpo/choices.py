@@ -1,4 +1,4 @@
-"""A choice of an algorithm by its name, out of the table that its room keeps.
+"""Lookup by name in the tables of an algorithm's choices (advantages, ratios, ...).
 
 Above: advantages, normalisers, ratios, objective.
 """

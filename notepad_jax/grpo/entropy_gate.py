@@ -1,4 +1,4 @@
-"""A gate that keeps failure from teaching a policy that is already unsure of itself (AEPO).
+"""The entropy gate (AEPO): at high entropy, tokens of negative advantage are left out.
 
 Pushing tokens down spreads their probability over all others, so what is learnt from advantages
 below 0 raises entropy. While the entropy of turns of a kind is high, their tokens in such
@@ -41,7 +41,7 @@ def mean_entropies(
 
 
 def after(gate: Gate, found: Mapping[str, float], low: float, high: float) -> Gate:
-    """Returns the gate that was `gate` before these mean entropies were found.
+    """Returns the next gate, given the mean entropies that were found under `gate`.
 
     Between the bounds, and where no turn of a kind was seen, it stays as it is.
     """

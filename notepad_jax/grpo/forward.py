@@ -1,4 +1,4 @@
-"""What a policy says of a batch's completion tokens: their logprobs, and how unsure it was.
+"""The policy's forward pass over a batch: logprobs and entropies of its completion tokens.
 
 One forward pass over packed rows that gathers the hidden states which predict a trained token:
 nothing of size [B, T, V] ever exists. Inside an optimizer step it is differentiated (`run`);
@@ -28,7 +28,7 @@ from notepad_jax.types import TrainBatch
 
 
 class Told(NamedTuple):
-    """Of every completion token, float32 [B, T]; 0 elsewhere."""
+    """Logprob and entropy of every completion token, float32 [B, T]; 0 elsewhere."""
 
     logprobs: np.ndarray
     entropy: np.ndarray  # nats, of the distribution that the token was drawn from
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 def told(
     config: PolicyConfig, params: Any, batch: TrainBatch, temperature: float, micro_batch_rows: int
 ) -> Told:
-    """Returns what `params` say of the batch's trained tokens, on the host of every process."""
+    """Returns logprobs and entropies of the batch's trained tokens, on every process's host."""
     there = mesh.of(params)
     parts = there.shape["fsdp"]
     with mesh.within(there):

@@ -1,4 +1,4 @@
-"""From a `TrainBatch` on the host to the micro-batches that a device runs one after another.
+"""Micro-batching: cuts a `TrainBatch` on the host into parts that devices run one by one.
 
 Every micro-batch has the same number of rows and, flat over them, the completion tokens that
 are trained on: the host knows which, so the device gathers just the hidden states that predict
@@ -25,7 +25,7 @@ Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tr
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """b rows and, flat over them, the X completion tokens that are trained on.
+    """A micro-batch: b rows and, flat over them, the X completion tokens that are trained on.
 
     Both in equal parts for the devices of a mesh: the first X / parts tokens belong to the
     first b / parts rows, and so on, each part with padding of its own.
@@ -44,11 +44,11 @@ class MicroBatch:
     update_turn: Leaf  # [X]
     turn: Leaf  # [X] which turn of its part's, counted from 0; the padding is one of its own
     age: Leaf  # [X]
-    trajectory_ratio: Leaf  # [X] mean log ratio over the token's trajectory, for who needs it
+    trajectory_ratio: Leaf  # [X] mean log ratio over the token's trajectory, if a ratio needs it
 
 
 def bucket(count: int) -> int:
-    """Rounds up to a power of two, at least 256; above 4,096 to quarters of one.
+    """Rounds a token count up to a power of two, at least 256; above 4,096 to quarters of one.
 
     Padded positions cost a row of logits each. For a few thousand, compiling the update once
     more costs far more than they do; for many, at most 25% are padding.
@@ -115,7 +115,7 @@ def split(
 
 
 def shapes(rows: int, width: int, parts: int, most: int) -> MicroBatch:
-    """A micro-batch of `rows` x `width` whose fullest part has `most` trained tokens, abstract."""
+    """An abstract micro-batch of `rows` x `width` whose fullest part has `most` trained tokens."""
     check_parts(rows, parts)
     by_row, flat = (rows, width), (parts * bucket(most),)
     whole, real = np.dtype(np.int32), np.dtype(np.float32)
@@ -143,7 +143,7 @@ def check_parts(rows: int, parts: int) -> None:
 
 
 def put_back(batch: TrainBatch, rows: int, parts: int, found: list[np.ndarray]) -> np.ndarray:
-    """Returns, float32 [B, T], what was computed of each trained token of `split`'s, 0 elsewhere.
+    """The inverse of `split`: scatters results of trained tokens to float32 [B, T], 0 elsewhere.
 
     `found` is [X] a micro-batch, in the order of `split(batch, rows, parts)`.
     """

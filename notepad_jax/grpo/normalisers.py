@@ -1,4 +1,4 @@
-"""What a token's loss weighs, and what the sum of an optimizer step is divided by.
+"""Loss normalisers: the weight of each token's loss, and the denominator of their sum.
 
 The loss of a step is sum(weight * loss of a token) / denominator, over all rows, micro-batches
 and hosts, divided once. A normaliser chooses these two from which turn, trajectory and prompt
@@ -20,7 +20,7 @@ Normaliser = Callable[[np.ndarray, np.ndarray, np.ndarray, float], tuple[np.ndar
 
 
 def token_mean(turn_N, trajectory_N, prompt_N, constant) -> tuple[np.ndarray, float]:
-    """One token, one vote (DAPO, Yu et al. 2025): long completions count for more."""
+    """The mean over all tokens (DAPO, Yu et al. 2025): long completions count for more."""
     return np.ones(len(turn_N)), float(len(turn_N))
 
 
@@ -50,7 +50,7 @@ NORMALISERS: dict[str, Normaliser] = {
 
 
 def named(name: str) -> Normaliser:
-    """Returns the function called `name`; ValueError, naming its neighbour, if there is none."""
+    """Returns the normaliser called `name`; ValueError, naming its neighbour, if there is none."""
     return choices.named("normaliser", NORMALISERS, name)
 
 

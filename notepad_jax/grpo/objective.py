@@ -92,7 +92,7 @@ KLS: dict[str, Callable[[Array, Array], Array]] = {one.__name__: one for one in 
 
 
 def kl_named(name: str) -> Callable[[Array, Array], Array]:
-    """Returns the function called `name`; ValueError if there is none."""
+    """Returns the KL estimator called `name`; ValueError if there is none."""
     return choices.named("estimate of KL", KLS, name)
 
 
@@ -113,7 +113,7 @@ def objective(
     over_turns: ratios.OverTurns = lambda x_X: x_X,
     trajectory_X: Array | float = 0.0,
 ) -> Sums:
-    """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
+    """Returns the loss (`.loss`, differentiable in `logprob_X`) and metrics, as sums over tokens.
 
     All vectors are float32 over the same tokens. `proximal_X` is the denominator of the
     ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
@@ -121,8 +121,8 @@ def objective(
     `ratios.RATIOS` and `KLS`; `over_turns` replaces each token's value by the mean over its
     turn, for ratios and guards that are a turn's; `trajectory_X` is the mean log ratio over each
     token's trajectory, for ratios that are a trajectory's. With an `entropy_weight` the loss is
-    less by that times the weighted sum of `entropy_X`, and differentiable in it, too. Where the
-    weight is 0 the other vectors may hold anything, NaN included.
+    less by that times the weighted sum of `entropy_X`, and differentiable in it, too. Tokens of
+    weight 0 are in no sum: there the other vectors may hold anything, NaN included.
     """
     on_X = weights_X > 0
     mask_X = on_X.astype(jnp.float32)
@@ -176,7 +176,7 @@ def objective(
 
 
 def divide(sums: Sums, denominator: float) -> dict[str, float]:
-    """Turns the sums, already on the host, into what is logged.
+    """Turns the sums, already on the host, into the metrics that are logged.
 
     `denominator` is the batch's (or the sum of several batches'): the losses are divided by
     it, everything else by the tokens that it is a mean over. `ratio_effective` is the effective

@@ -1,4 +1,4 @@
-"""Which optimizer, as a value: `OptimizerSettings` in, an `optax.GradientTransformation` out.
+"""The optimizer (AdamW or Muon) and its schedule: settings in, an optax transformation out.
 
 Two kinds. `adamw` is what large policies are fine-tuned with. `muon` orthogonalises the
 update of every weight matrix and leaves embeddings, norms and biases to Adam; for the tiny
@@ -8,7 +8,7 @@ muon which axes of a leaf are the matrix; the layer axis is a batch of matrices.
 does the same for low-rank adapters, whose two factors are matrices as well.
 
 `update` applies it; `programs.warmup` uses the same for supervised training. The optimizer steps
-at its whole rates: what they rise and fall by is a factor of its caller's (`schedule`), who knows
+at its whole rates: what they rise and fall by is a factor of its caller's (`schedule`), which knows
 what is counted. Training counts rollouts, however many optimizer steps each takes. Equal settings
 give the same object, so that a jitted step that is static in it compiles once.
 """
@@ -44,8 +44,8 @@ STEPS = Range(0, INT32, f"a whole number of steps, 0 to {INT32}")
 class OptimizerSettings:
     """A hashable choice of optimizer; the config's section `optimizer`. Rates are per step.
 
-    Warm-up and decay count steps of whoever calls: rollouts in training, lessons in the warm-up
-    of a starter.
+    Warm-up and decay count the caller's steps: rollouts in training, lessons in the warm-up of a
+    starter.
 
     Raises:
       ValueError: a number is out of its range or not finite, a name is not known, or the
@@ -192,7 +192,7 @@ def matrix_axes(params: Any) -> Any:
 
 
 def schedule(settings: OptimizerSettings) -> optax.Schedule:
-    """The share of the rates at a step: a linear warm-up to 1, constant, then the decay, if any.
+    """The learning-rate schedule, as a factor: linear warm-up to 1, constant, then any decay.
 
     Step 0 of a warm-up of n already moves: it uses 1 / n.
     """

@@ -1,4 +1,4 @@
-"""How far a token's step may go: the importance ratio, and where a clip takes its gradient away.
+"""Importance ratios and their clips: the loss of each token, and where its gradient is clipped.
 
 Each choice is a function of log ratios [X] to the proximal policy, logprobs [X], advantages [X]
 and the `Limits`, and gives the loss of every token [X] and whether its gradient is gone [X].
@@ -25,7 +25,7 @@ NEVER = 2 * math.exp(MAX_LOG_RATIO)  # no ratio is so large: a limit that is off
 
 
 class Limits(NamedTuple):
-    """Scalars; which of them act depends on the choice."""
+    """Clip ranges and caps, scalars; which of them act depends on the ratio."""
 
     clip_low: float | Array  # ratios below 1 - clip_low give no gradient where A < 0
     clip_high: float | Array  # ratios above 1 + clip_high give none where A > 0
@@ -49,14 +49,14 @@ OverTurns = Callable[[Tokens], Tokens]  # each token's value to the mean over it
 
 
 def ignored(name: str, limits: Limits) -> list[str]:
-    """Returns which limits are not the usual ones, and none that ratio `name` looks at."""
+    """Returns the names of changed limits that the ratio `name` does not look at."""
     acting = (*LOOKS_AT[name], *GUARDS)
     chosen = (one for one in Limits._fields if getattr(limits, one) != getattr(USUAL, one))
     return [one for one in chosen if one not in acting]
 
 
 def exp(log_ratio_X: Tokens) -> Tokens:
-    """The ratio, finite."""
+    """The importance ratio of a log ratio, held finite."""
     return jnp.exp(jnp.clip(log_ratio_X, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
@@ -109,7 +109,7 @@ CLIPS, GUARDS = Limits._fields[:3], Limits._fields[4:]
 LOOKS_AT: dict[str, tuple[str, ...]] = {  # of `Limits`, beside `GUARDS`
     "ppo_clip": CLIPS, "gspo": CLIPS, "gspo_trajectory": CLIPS, "cispo": ("cap",), "likelihood": (),
 }  # fmt: skip
-TURNWISE = ("gspo",)  # who are given the mean over a turn
+TURNWISE = ("gspo",)  # ratios that are given the mean over a turn
 TRAJECTORYWISE = ("gspo_trajectory",)  # and over a trajectory
 
 # Where the proximal logprobs come from: a pass of their own, or between sampler and policy.
@@ -117,7 +117,7 @@ PROXIMALS = ("recomputed", "interpolated")
 
 
 def named(name: str) -> Ratio:
-    """Returns the function called `name`; ValueError, naming its neighbour, if there is none."""
+    """Returns the ratio called `name`; ValueError, naming its neighbour, if there is none."""
     return choices.named("ratio", RATIOS, name)
 
 

@@ -1,4 +1,4 @@
-"""How an optimizer step is taken: one frozen value, checked when it is made.
+"""The settings of an optimizer step's loss: one frozen dataclass, checked when it is made.
 
 Above: `update` takes the steps; setup.learner fills it in from a config.
 """
@@ -12,7 +12,7 @@ from notepad_jax.grpo import objective, ratios
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSettings:
-    """How one optimizer step is taken; the defaults are Dr. GRPO's, as in configs/quickstart.py."""
+    """Settings of one optimizer step; the defaults are Dr. GRPO's, as in configs/quickstart.py."""
 
     ratio: str = "ppo_clip"  # a name in ratios.RATIOS
     clip_low: float = (
@@ -78,7 +78,7 @@ class UpdateSettings:
 
     @property
     def limits(self) -> ratios.Limits:
-        """What is off is a limit that is never met, or no part of the program (None)."""
+        """The limits of `ratios`; what is off is one that is never met, or None (not compiled)."""
         return ratios.Limits(
             self.clip_low, self.clip_high, self.dual_clip or ratios.NEVER, self.cap, self.tis_cap,
             self.tis_low, self.tis_veto or None, self.off_policy_at or None,

@@ -1,4 +1,4 @@
-"""Whose the learning is: what share of a rollout's advantage each kind of task and of turn has.
+"""Metrics of credit: the share of a rollout's advantage that each kind of task and turn has.
 
 Taken from the batches as they are learnt from, so that scales, normaliser, masks and gates are in
 it: a kind of task with a large share pulls the policy its way, and one with none is not trained,
@@ -46,7 +46,7 @@ def metrics(
 def turn_level(
     groups: Sequence[Group], advantages_G: Sequence[np.ndarray], name: str, weight: float
 ) -> dict[str, float]:
-    """Returns what update turns have beside their trajectories' advantages, as metrics.
+    """Returns metrics of turn-level advantages, which update turns have beside trajectories'.
 
     `turn_advantage` is its mean size, and `turn_advantage_share` its share of the sizes of both.
     Nothing where memories earn nothing. Arguments are those of `advantages.of_turns`.
@@ -65,7 +65,7 @@ def turn_level(
 
 
 def effective_share(made: Sequence[TrainBatch]) -> float:
-    """Effective sample size over their number, of turns weighed by proximal / behaviour.
+    """Effective sample size of turns weighed by proximal / behaviour, over their number.
 
     (sum w)^2 / (n sum w^2), w of a turn the product over its tokens: 1 where the sampler
     computes as the trainer does, 1 / n where one turn outweighs all others.

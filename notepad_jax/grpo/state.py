@@ -1,4 +1,4 @@
-"""What training changes: float32 masters of the parameters that are trained, and moments.
+"""The train state: float32 master weights of what is trained, and the optimizer state.
 
 A published model's weights are bfloat16, and at the published rate of 1e-6 a step is far less than
 half a unit in the last place of nearly all of them: added in bfloat16 it is lost, and the moments
@@ -25,7 +25,7 @@ from notepad_jax.parallel import mesh, place
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that changes from step to step on the device."""
+    """Step, master weights and optimizer state: all that changes from step to step on devices."""
 
     step: Any  # int32 scalar: optimizer steps taken
     masters: Any  # the trained partition of the policy's tree, float32
@@ -33,11 +33,11 @@ class TrainState:
 
 
 def start(trained: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns the state before the first step, where `trained` lies.
+    """Returns the train state before the first step, where `trained` lies.
 
     `trained` is taken over: what is float32 already is not copied, and the first update
-    donates it. Whoever needs those arrays after that holds a copy. Leaves that lie on no mesh
-    are committed to the first device.
+    donates it. A caller that needs those arrays after that keeps a copy. Leaves that lie on no
+    mesh are committed to the first device.
     """
     masters = jax.tree.map(_master, trained)
     cut = place.specs(abstract(masters, optimizer).opt_state)
@@ -47,7 +47,7 @@ def start(trained: Any, optimizer: optax.GradientTransformation) -> TrainState:
 
 
 def abstract(trained: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns shapes, dtypes and places of the state that `start` makes.
+    """Returns shapes, dtypes and shardings of the train state that `start` makes.
 
     `trained` holds arrays, or `jax.ShapeDtypeStruct`s with their shardings. Moments are cut as
     their parameters are: no device holds the whole of anything that a parameter's size has.

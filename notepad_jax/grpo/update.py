@@ -1,4 +1,4 @@
-"""Optimizer steps over `TrainBatch`es: rows in, new masters and metrics out.
+"""The update: optimizer steps over `TrainBatch`es; rows in, new master weights and metrics out.
 
 The rows are split into micro-batches of equal shape (`micro_batches`). Each runs the policy
 (`forward`) and adds its gradient and its `Sums` to a running total on the device. Only when all
@@ -170,7 +170,7 @@ def lowered(
     row_length: int,
     most: int,
 ) -> dict[str, jax.stages.Lowered]:
-    """Returns the programs of an update for arrays that are only described, not compiled yet.
+    """Returns the lowered programs of an update for abstract arrays, not compiled yet.
 
     `trained` and `frozen` are trees of `jax.ShapeDtypeStruct`s with their shardings. Rows are
     `row_length` tokens; the fullest device's rows hold `most` trained ones. `accumulate` and

@@ -1,4 +1,4 @@
-"""The ways queries meet keys, each an `Attend` for `policy.forward`.
+"""Attention in training, prefill and decode, each an `Attend` for `policy.forward`.
 
 `packed` is training: rows of shared prefixes and tails under one `kv_end` mask.
 `packed_after_prefix` is prefill: the same mask, but the first keys of each row come out of
@@ -86,7 +86,7 @@ def packed_after_prefix(
     kv_end_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
 ) -> Attend:
-    """Attention of tails that follow a cached prefix.
+    """Prefill attention of packed tails that follow a cached prefix.
 
     `kv_end_BT` counts within the tails (0 is the row's first tail token); every tail token
     sees the whole prefix. The extra is the tails' own (keys, values), for the cache.
@@ -152,7 +152,7 @@ def packed_after_dense(
 def paged(
     config: PolicyConfig, tables: pallas_kernels.PageTables, kv_lens_B: Int[Array, " B"]
 ) -> Attend:
-    """One new token per slot against the paged cache, which is the carry.
+    """Decode attention: one new token per slot against the paged cache, which is the carry.
 
     `kv_lens_B` counts the slot's context, this token included; 0 is an idle slot.
     """
@@ -190,7 +190,7 @@ def write_pages(
 def write_tokens(
     pages: pallas_kernels.Pages, k_L1XKH: Array, v_L1XKH: Array, index_X: Int[Array, " X"]
 ) -> pallas_kernels.Pages:
-    """Writes a row's tokens in every layer at flat cache indices, each device its heads."""
+    """Writes a row's keys and values, all layers, at flat cache indices, each device its heads."""
 
     def local(pages: pallas_kernels.Pages, k: Array, v: Array, index_X: Array) -> Any:
         return pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), index_X)

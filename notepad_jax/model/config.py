@@ -1,4 +1,4 @@
-"""The sizes of a policy, and nothing else.
+"""The config of a decoder-only transformer: its sizes, and nothing else.
 
 `PolicyConfig` is a frozen, hashable value, so it can be a static argument of `jax.jit`.
 It describes Qwen2, Qwen3, Qwen3-MoE, Llama and Mistral decoders; `checkpoint.hf.config` reads

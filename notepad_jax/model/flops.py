@@ -41,7 +41,7 @@ def products(policy: PolicyConfig, tokens: int, logits: int, tensor: int = 1) ->
 
 
 def pair(policy: PolicyConfig, tensor: int = 1) -> int:
-    """FLOPs of one of attention's products for a query and a key, in all layers and heads."""
+    """FLOPs of one attention product for one (query, key) pair, in all layers and heads."""
     return 2 * policy.heads // tensor * policy.head_size * policy.layers
 
 
@@ -52,11 +52,11 @@ def layer(policy: PolicyConfig, tensor: int = 1) -> float:
 
 
 def down(policy: PolicyConfig, tensor: int = 1) -> float:
-    """The last product's. A token's experts may all be on this device, and shapes say they are."""
+    """Weights of the down projection; a token's experts may all be on one device, as shapes say."""
     return policy.width * wide(policy) / (1 if policy.experts else tensor)
 
 
 def wide(policy: PolicyConfig) -> int:
-    """Of the feed-forward that a token goes through."""
+    """The width of the feed-forward that a token goes through, over all its experts."""
     experts = policy.experts
     return experts.feed_forward * experts.per_token if experts else policy.feed_forward

@@ -30,7 +30,7 @@ def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -
 
 
 def add_bias(x: Float[Array, "... D"], bias: Float[Array, "... D"]) -> Array:
-    """x + bias in x's dtype. Added in float32, so that so the bias' gradient sums over tokens."""
+    """x + bias in x's dtype; added in float32, so the bias' gradient sums over tokens in that."""
     return (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -53,7 +53,7 @@ def rotate(x_BTNH: Array, cos_sin: tuple[Array, Array]) -> Array:
 
 
 class Attention(nnx.Module):
-    """Projections, optional biases and per-head norms around an `attend` function."""
+    """Attention block: projections, optional biases, per-head norms around an `attend` function."""
 
     def __init__(self, config: PolicyConfig, params: Mapping[str, Matrix]):
         self.config = config
@@ -87,7 +87,7 @@ class Attention(nnx.Module):
 
 
 class SwiGLU(nnx.Module):
-    """down(silu(gate x) * up x) (Shazeer 2020)."""
+    """The SwiGLU feed-forward, down(silu(gate x) * up x) (Shazeer 2020)."""
 
     def __init__(self, params: Mapping[str, Matrix]):
         for name in ("gate", "up", "down"):
@@ -99,7 +99,7 @@ class SwiGLU(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and feed-forward, each with its residual."""
+    """A decoder layer: pre-norm attention and feed-forward, each with its residual."""
 
     def __init__(self, config: PolicyConfig, params: Mapping[str, Matrix]):
         self.config = config
@@ -119,7 +119,7 @@ class DecoderLayer(nnx.Module):
     def after_attention_with_routes(
         self, hidden_BTD: Array, out_BTNH: Array
     ) -> tuple[Array, Int[Array, "B T A"]]:
-        """Also returns which experts each token was sent to; A is 0 in a dense layer."""
+        """As `after_attention`; also returns each token's experts: A is 0 in a dense layer."""
         hidden_BTD = hidden_BTD + self.attention.output(out_BTNH)
         normed_BTD = rms_norm(hidden_BTD, self.mlp_norm[...], self.config.rms_eps)
         if self.config.experts is None:

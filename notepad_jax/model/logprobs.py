@@ -1,4 +1,4 @@
-"""From hidden states to what a loss or a sampler needs of the logits, always in float32.
+"""Logits and token logprobs from hidden states, always in float32.
 
 Two consumers, one definition. The update asks for the logprob of given labels and never
 holds [B, T, V] (`token_logprobs`, through the kernels' dispatch); the sampler asks for the

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu and others, 2021): a partition of the policy's tree.
+"""LoRA, low-rank adapters (Hu and others, 2021), as a partition of the policy's tree.
 
 A target matrix W [inputs, outputs] becomes W + alpha / rank * A B with A [inputs, rank] and B
 [rank, outputs]; B starts at zero, so training starts at the policy itself. `partition` splits
@@ -6,8 +6,8 @@ an adapted policy into what is frozen and what is trained; joined (`parameters.j
 one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), in the
 update and in the engine: a base in bfloat16 or int8 has no room for a small delta, and rounds it
 away. So gradients, optimizer state, checkpoints and hand-offs are of the adapters' size.
-`lora_merge` adds them up, in float32, for those who train all weights on from there. A tree
-without adapters passes through unchanged, so nobody else has to know whether there are any. A tree
+`lora_merge` adds them up, in float32, for runs that train all weights on from there. A tree
+without adapters passes through unchanged, so no other module needs to know if there are any. A tree
 that has some already (`adapted`: a policy that was read with them) says by itself which they are
 (`of`), and `partition` goes on with them. An engine may have those of `several` policies beside
 one base, and every token chooses (`chosen`).
@@ -42,7 +42,7 @@ _WHOSE, CHOSEN = "lora_whose", "lora_chosen"  # of several: whose each rank is; 
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """How a policy is adapted."""
+    """A LoRA configuration: rank, alpha and target matrices."""
 
     rank: int
     alpha: float  # the adapters' product is multiplied by alpha / rank
@@ -93,7 +93,7 @@ def _shapes(config: PolicyConfig, lora: Lora) -> dict[str, tuple[tuple[int, ...]
 
 
 def shardings(params: Params, where: Any) -> Any:
-    """Returns where a policy lives whose base lives as `where` says, a tree of shardings.
+    """Returns the shardings of a policy with adapters, given those of its base (`where`).
 
     `params`, arrays or abstract, say which adapters it has. Each factor is cut as its matrix is
     on that side; without adapters it is `where`.
@@ -116,7 +116,7 @@ def _sides(matrix: NamedSharding, inputs: int, outputs: int) -> tuple[NamedShard
 
 
 def _where(base: Params) -> Any:
-    """The shardings of a base's leaves; what nobody placed lies on the first device."""
+    """The shardings of a base's leaves; what was not placed lies on the first device."""
 
     def one(leaf: Any) -> NamedSharding:
         found = getattr(leaf.values if isinstance(leaf, Quantized) else leaf, "sharding", None)
@@ -128,7 +128,7 @@ def _where(base: Params) -> Any:
 def abstract(
     config: PolicyConfig, lora: Lora, base: Params, dtype: str = "float32"
 ) -> tuple[Params, Params]:
-    """Returns what `partition` would, (frozen, trained), of an abstract `base`.
+    """Returns (frozen, trained), as `partition` does, of an abstract `base`.
 
     Nothing is drawn: `trained` are shapes, in `dtype`, and places.
     """
@@ -143,7 +143,7 @@ def abstract(
 
 
 def rollout_target(config: PolicyConfig, lora: Lora, base: Params) -> Params:
-    """Returns what an engine asks a hand-off for: adapters beside `base`.
+    """Returns the abstract tree that an engine asks a hand-off for: adapters beside `base`.
 
     `base` is what it asks for of that alone (`parameters.rollout_target`). Adapters are in the
     dtype of the activations however the base is kept: the trainer's forward pass rounds its
@@ -153,7 +153,7 @@ def rollout_target(config: PolicyConfig, lora: Lora, base: Params) -> Params:
 
 
 def frozen(base: Params, scale: Any) -> Params:
-    """Returns what of an adapted policy is not trained: the base and the adapters' `scale`."""
+    """Returns the frozen partition of an adapted policy: the base and the adapters' `scale`."""
     return {**base, "layers": {**base["layers"], SCALE: scale}}
 
 
@@ -205,7 +205,7 @@ def several(base: Params, policies: Sequence[Params]) -> Params:
 
 
 def chosen(params: Params, whose_BT: Array) -> Params:
-    """Returns `several` as tokens see them who choose: 0 is the base, 1 the first policy.
+    """Returns `several` with each token's choice of policy: 0 is the base, 1 the first one.
 
     Shapes [1, T], [B, 1] and [B, T] will do. A policy that is alone stays as it is.
     """
@@ -218,7 +218,7 @@ def _scale(config: PolicyConfig, lora: Lora, base: Params) -> Array:
 
 
 def of(params: Params) -> Lora | None:
-    """Returns how a policy is adapted; None where it is not."""
+    """Returns the LoRA configuration of a policy; None where it has no adapters."""
     layers = params["layers"]
     if SCALE not in layers:
         return None
@@ -250,7 +250,7 @@ def _spelt(lora: Lora) -> str:
 
 
 def plain(params: Params) -> Params:
-    """Returns a tree, of a policy or of one layer, without what belongs to adapters."""
+    """Returns a tree, of a policy or of one layer, without its adapters."""
     return {
         name: plain(leaf) if isinstance(leaf, Mapping) else leaf
         for name, leaf in params.items()
@@ -272,7 +272,7 @@ def axes(declared: Mapping[str, Spec]) -> dict[str, tuple[str | None, ...]]:
 def beside(layer: Mapping[str, Any], whose_BT: Array | None = None) -> dict[str, Any]:
     """Returns one layer's parameters with every adapter in its matrix's place (`Adapted`).
 
-    `whose_BT`: what tokens chose of `several`; the base where nobody did.
+    `whose_BT`: what tokens chose of `several`; None: the base for all.
     """
     found, scale, own = plain(layer), layer.get(SCALE), None
     if _WHOSE in layer:
@@ -286,7 +286,7 @@ def beside(layer: Mapping[str, Any], whose_BT: Array | None = None) -> dict[str,
 
 
 def seen(trained: Params, theirs: Params) -> float | None:
-    """Returns how much of a trained delta others have: <D', D> / <D, D> over all its elements.
+    """Returns how much of a trained LoRA delta other adapters have: <D', D> / <D, D>.
 
     D is what the adapters of `trained` add, D' what those of `theirs` do, which lie where those
     do and have the same scale. None where `trained` adds nothing (yet), or has no adapters.
@@ -314,6 +314,6 @@ def _overlaps(ours: Params, theirs: Params, names: tuple[str, ...]) -> Array:
 
 
 def factors(params: Params) -> Params:
-    """Returns the part of a policy's tree that `init` makes; without adapters it has no leaves."""
+    """Returns the adapters' A and B of a policy, as `init` makes them; without any, no leaves."""
     layers = params["layers"]
     return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != SCALE}}

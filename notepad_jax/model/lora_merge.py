@@ -1,4 +1,4 @@
-"""Adapters added into the matrices that they lie beside."""
+"""LoRA merging: adapters added into the matrices that they lie beside."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from notepad_jax.parallel import place
 
 
 def alone(params: Params) -> Params:
-    """Returns what `several` looks at of a policy: adapters and their scale, without the base."""
+    """Returns a policy's adapters and their scale, without the base: what `several` looks at."""
     return frozen(factors(params), params["layers"][SCALE])
 
 
 def merged(params: Params) -> Params:
-    """Returns an adapted policy as ordinary parameters: what was adapted is summed in float32.
+    """Returns an adapted policy merged into ordinary parameters, summed in float32.
 
     All else is as it is, and so is a policy without adapters.
     """

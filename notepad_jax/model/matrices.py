@@ -1,4 +1,4 @@
-"""A layer's matrices, and the one place where a matrix meets its input.
+"""Weight matrices, plain, int8-quantised, or with LoRA, and their one matrix product (`apply`).
 
 A matrix is an array; or `Quantized`, int8 values and one float32 scale for every output
 channel; or `OfLayer`, one of several that lie apart; or `Adapted`, any of these with a low-rank
@@ -27,7 +27,7 @@ LARGEST = 127  # -128 is not used: the grid is symmetric, so there is no zero po
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A matrix `values * scale`; or shapes and shardings of one (`parameters.rollout_target`)."""
+    """An int8 matrix `values * scale`; or its shapes, shardings (`parameters.rollout_target`)."""
 
     values: Any  # int8, in the shape of the array that it stands for
     scale: Any  # float32, the same shape with 1 in the place of every input axis
@@ -36,7 +36,7 @@ class Quantized:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A matrix `matrix + scale * a b` that is never added up."""
+    """A matrix with LoRA, `matrix + scale * a b`, that is never added up."""
 
     matrix: Any  # [*inputs, *outputs]: an array, `Quantized` or `OfLayer`
     a: Any  # [*inputs, r]
@@ -73,7 +73,7 @@ Matrix = Array | Quantized | Adapted | OfLayer
 
 
 def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
-    """Rounds a matrix to the nearest of 255 multiples of each output channel's own scale.
+    """Quantises a matrix to int8: the nearest of 255 multiples of each output channel's scale.
 
     The largest magnitude of a channel becomes 127, so every element is off by at most half a
     scale, and a matrix that was made of such multiples comes back as it is.
@@ -91,7 +91,7 @@ def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
 
 
 def seen(leaf: Matrix, axes: tuple[str | None, ...], dtype: Any) -> Matrix:
-    """Returns a leaf as a forward pass in `dtype` sees it, however and wherever its owner keeps it.
+    """Returns a leaf rounded to `dtype` and gathered for a forward pass, however it is kept.
 
     Trainer and engine may keep a policy in different dtypes; both come through here, so they
     compute with the same numbers wherever the engine's copy is a cast of the trainer's. A

@@ -50,7 +50,7 @@ def route(
 def grouped_matmul(
     x_MD: Float[Array, "M D"], w_EDF: Matrix, sizes_E: Int[Array, " E"]
 ) -> Float[Array, "M F"]:
-    """Multiplies the first sizes[0] rows by w[0], the next sizes[1] by w[1], and so on.
+    """Grouped matrix product: the first sizes[0] rows by w[0], the next sizes[1] by w[1], ...
 
     Differentiable in x and in w where that is an array. Sizes must sum to M. The result has
     x's dtype; for int8 experts see `matrices.apply`.
@@ -126,7 +126,7 @@ def _tiled(x_MD: Array, D: int, F: int) -> tuple[Array, dict[str, Any]]:
 
 
 class RoutedSwiGLU(nnx.Module):
-    """Sum over a token's experts of weight * down(silu(gate x) * up x)."""
+    """An MoE feed-forward: sum over a token's experts of weight * down(silu(gate x) * up x)."""
 
     def __init__(self, experts: Experts, params: Mapping[str, Matrix]):
         self.experts = experts
@@ -203,7 +203,7 @@ def load(
 
 
 def load_metrics(load_LE: Float[Array, "L E"]) -> dict[str, Float[Array, ""]]:
-    """Returns what to watch of a summed `load`: means over layers.
+    """Returns load-balance metrics of a summed `load`: means over layers.
 
     `moe_load_max`: the busiest expert's tokens over the average expert's; 1 is balance, E is
     collapse. `moe_load_idle`: the share of experts that were given nothing.

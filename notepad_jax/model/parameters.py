@@ -1,4 +1,4 @@
-"""One declaration per parameter: its shape, its logical axes and its initial scale.
+"""The policy's parameter specs: shape, logical axes and initial scale of each, declared once.
 
 `specs(config)` is the single list of a policy's parameters. Initial values, shardings
 (`parallel.rules` maps the logical axes to mesh axes), abstract targets for restoring a
@@ -29,7 +29,7 @@ ROLLOUT_DTYPES = ("float32", "bfloat16", "int8")
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Shape, logical axis of each dimension, and the standard deviation of the initial value.
+    """A parameter's shape, logical axes, and the standard deviation of its initial value.
 
     `scale` 0 means a constant: ones for norms, zeros for biases (`fill`). `inputs` are the
     axes that a product with a layer's matrix sums over; what has none is no such matrix.
@@ -146,7 +146,7 @@ def shardings(
 
 
 def rollout_target(config: PolicyConfig, params: Params, dtype: str) -> Params:
-    """Returns what an engine asks a hand-off for when it keeps its weights in `dtype`.
+    """Returns the abstract tree that an engine with weights in `dtype` asks a hand-off for.
 
     "int8" quantises the layers' matrices; embeddings, norms, biases and routers are bfloat16
     then. `params` are arrays or `jax.ShapeDtypeStruct`s: every leaf keeps their shape and

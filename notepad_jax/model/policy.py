@@ -31,7 +31,7 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any, Any]]
 
 
 class Policy(nnx.Module):
-    """The whole decoder around an existing parameter tree; layers stay as they are kept."""
+    """The decoder as a module around an existing parameter tree; layers stay as they are kept."""
 
     def __init__(self, config: PolicyConfig, params: Params):
         self.config = config
@@ -48,7 +48,7 @@ class Policy(nnx.Module):
         carry: Any = (),
         remat: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
-        """See `forward_with_routes`."""
+        """The forward pass; see `forward_with_routes`."""
         c = self.config
         with jax.named_scope("embed"):
             hidden_BTD = shards.rows(self.embed[...][tokens_BT].astype(c.dtype))
@@ -151,7 +151,7 @@ def forward_with_routes(
     carry: Any = (),
     remat: bool = False,
 ) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
-    """`forward`, and which experts every token was sent to in every layer (A is 0 if dense).
+    """`forward`, and the experts of every token in every layer (A is 0 if dense).
 
     `moe.load` makes load statistics of the routes.
     """

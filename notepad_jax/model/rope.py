@@ -1,4 +1,4 @@
-"""Rotary frequencies: plain, and the published ways of stretching them to longer contexts.
+"""RoPE frequencies: plain, and the published scalings to longer contexts.
 
 A `Scaling` is a frozen value inside `PolicyConfig`; each kind is a type of its own that has
 exactly the numbers it needs. `frequencies` turns one into the rotation per position of every
@@ -25,7 +25,7 @@ class Unscaled:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """Every position divided by `factor` (Chen et al. 2023, position interpolation)."""
+    """Position interpolation (Chen et al. 2023): every position divided by `factor`."""
 
     factor: float
 
@@ -35,7 +35,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp in between.
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a ramp between.
 
     A wavelength is long above original_positions / low_frequency tokens, and short below
     original_positions / high_frequency.
@@ -94,7 +94,7 @@ def yarn_attention_factor(factor: float) -> float:
 def frequencies(
     head_size: int, theta: float, scaling: Scaling = UNSCALED
 ) -> tuple[Float[np.ndarray, " half"], float]:
-    """Returns (radians per position of each pair, float32; the factor on cos and sin)."""
+    """Returns (RoPE frequencies, radians per position, float32; the factor on cos and sin)."""
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
     # numpy's own float32 power is off by a bit or two; round the exact one.
     per_turn = (theta ** exponents.astype(np.float64)).astype(np.float32)

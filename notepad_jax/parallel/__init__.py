@@ -1,1 +1,1 @@
-"""Where arrays live: one mesh, one table from logical axes to mesh axes."""
+"""Sharding: one device mesh, one table from logical axes to mesh axes."""

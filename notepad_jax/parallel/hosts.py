@@ -1,17 +1,17 @@
-"""Several processes that run one program: who is who, and what they tell one another.
+"""Multi-process runs (one process a host, one program): start, collectives over host data, end.
 
 A pod is one process a host, each with the chips of its host, and one program over all chips:
 the trainer's. Every process runs the same code in the same order. What only one may do, the
 `first` does: it writes what is no array. What each finds out alone, such as the readings of its
 own engine, it tells the others (`gather`), so that all go on from the same. One process is all
-there is unless somebody has `joined` others.
+there is unless it has `joined` others.
 
 A process that is gone takes the others with it (`peers`, below, notices): one program over all
 chips has no use for a part of them. Each keeps what it can (`keeping`) and ends, and the run goes
 on anew.
 
-Above: training, checkpoint, `place`, setup.stopping, cli and `api`. Nobody else asks how many there
-are.
+Above: training, checkpoint, `place`, setup.stopping, cli and `api`. No other module asks how many
+there are.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _keeping: list[Callable[[], None]] = []  # what is done before this process ends
 
 @contextlib.contextmanager
 def joined(where: str, ends: Callable[[str], object], say: Say) -> Iterator[None]:
-    """Makes this process one of several, for the block; before anything asks for a device.
+    """Joins the other processes (`jax.distributed`), for the block; before any device is asked for.
 
     `where` is "HOST:PORT,COUNT,INDEX", of which HOST:PORT is the first process' and INDEX
     counts from 0, or "auto". Raises ValueError, in one line, for anything else, and where the
-    others cannot be found; while they are late, it `say`s once for whom it waits. Once one of the
+    others cannot be found; while they are late, it `say`s once for which it waits. Once one of the
     processes is gone, or has failed and the others have not, `ends` is called in a thread, with
     what happened in words: it ends the process, whose main thread may wait for the lost one and
     cannot be told.
@@ -100,7 +100,7 @@ def joined(where: str, ends: Callable[[str], object], say: Say) -> Iterator[None
 
 @contextlib.contextmanager
 def keeping(keep: Callable[[], None]) -> Iterator[None]:
-    """In the block `keep` is called, in a thread, before this process ends with another one."""
+    """A context in which `keep` is called, in a thread, before this process ends with another."""
     _keeping.append(keep)
     try:
         yield
@@ -144,7 +144,7 @@ def first() -> bool:
 
 
 def gather(said: bytes) -> list[bytes]:
-    """Returns what every process said, by its number; all must ask at the same point."""
+    """All-gather of bytes: what every process said, by number; all must ask at the same point."""
     if count() == 1:
         return [said]
     sizes = multihost_utils.process_allgather(np.array([len(said)], np.int64)).reshape(-1)
@@ -156,12 +156,12 @@ def gather(said: bytes) -> list[bytes]:
 
 
 def barrier() -> None:
-    """Returns when every process has come here."""
+    """Waits until every process has come here."""
     gather(b"")
 
 
 def broadcast(work: Callable[[], Any]) -> Any:
-    """Returns on every process what `work`, run by the first one alone, returned: JSON values.
+    """Broadcast: returns on every process what `work` returned on the first: JSON values.
 
     What it raises is raised there, and as a ValueError in the same words by the others.
     """
@@ -171,7 +171,7 @@ def broadcast(work: Callable[[], Any]) -> Any:
 
 
 def all_gather(work: Callable[[], Any]) -> list[Any]:
-    """Returns on every process what `work` returned on each, by number: JSON values.
+    """All-gather: returns on every process what `work` returned on each, by number: JSON values.
 
     What it raises anywhere is raised there, and as a ValueError in the same words by the others.
     """
@@ -194,7 +194,7 @@ def _all_said(work: Callable[[], Any]) -> list[Any]:
 
 
 def all_sum(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sums over all processes; each gives the same names."""
+    """All-reduce: returns the sums over all processes; each gives the same names."""
     if count() == 1:
         return dict(numbers)
     every = [json.loads(said) for said in gather(json.dumps(dict(numbers)).encode())]

@@ -4,7 +4,7 @@ Parameters are split over both axes (`rules`), rows of a batch over "fsdp". One 
 mesh (1, 1), so there is no second path for laptops. Trainer and engine have a mesh each: the
 trainer's spans all its devices, an engine's is one `row` of devices, cut over "tensor" alone.
 
-Whoever launches a program does so `within` the mesh of its arrays (`of`): that is how the code
+A program is launched `within` the mesh of its arrays (`of`): that is how the code
 that cuts a kernel by hand (`shards`) learns of it, and jit keeps one program per mesh.
 """
 
@@ -22,7 +22,7 @@ AXES = ("fsdp", "tensor")
 
 
 def make(tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Arranges `devices` (default: all) as (devices / tensor, tensor).
+    """Returns the mesh of `devices` (default: all), shaped (devices / tensor, tensor).
 
     Raises ValueError if the devices cannot be split so.
     """
@@ -48,7 +48,7 @@ def row(mesh: Mesh, number: int) -> Mesh:
 def of(tree: Any) -> Mesh:
     """The mesh that the leaves of `tree`, arrays or abstract, lie on.
 
-    What nobody placed lies on the first device, so without such a leaf it is `one`.
+    What was not placed lies on the first device, so without such a leaf it is `one`.
     """
     for leaf in jax.tree.leaves(tree):
         if isinstance(getattr(leaf, "sharding", None), NamedSharding):
@@ -57,7 +57,7 @@ def of(tree: Any) -> Mesh:
 
 
 def within(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-    """For a with block in which programs over `mesh` are traced and launched.
+    """A context in which programs over `mesh` are traced and launched.
 
     Only its axes count, not which devices they are: those are where the arguments lie. So a
     program that is being traced may trace another one within.

@@ -1,10 +1,10 @@
-"""Where several processes meet, how jax's client reaches its coordinator, and who is gone.
+"""Rendezvous and failure detection between processes, and the relay to jax's coordinator.
 
 All go through one address, HOST:PORT of the first process. There the first listens (`First`): every
-other connects, says who it is, and stays connected (`Other`). A process that dies takes its
+other connects, says its index, and stays connected (`Other`). A process that dies takes its
 connections with it, whatever killed it, and of a host that vanishes TCP's keep-alive tells within
-`GONE` seconds; so nobody has to send beats, and nobody is taken for dead who only computes. The
-first tells the others. What jax would do of itself: see nothing for 100 s, and then abort; that is
+`GONE` seconds; so no heartbeats are needed, and a process that only computes is not taken for dead.
+The first tells the others. What jax would do of itself: see nothing for 100 s, then abort; that is
 left to it, sooner, for a process that is frozen and keeps its connections (`hosts.HEARTBEAT`).
 
 jax's own client and coordinator talk through that address, too, relayed. For if the client sees the
@@ -26,11 +26,11 @@ from typing import Any
 
 from notepad_jax import waiting
 
-GREETING = 5.0  # seconds for what listens at the address to say who it is
+GREETING = 5.0  # seconds for what listens at the address to say what it is
 GONE = 8  # seconds until a host that vanished is known to be
 FAREWELL = 5.0  # seconds for the others to end, too, when one has failed
-LATE = 10.0  # seconds after which who waits for others says for whom
-LOOK = 0.1  # seconds between two looks at whether somebody wants us to stop
+LATE = 10.0  # seconds after which a process that waits for others says for which
+LOOK = 0.1  # seconds between two looks at whether we are to stop
 HERE = "127.0.0.1"
 WAITS = "still waiting for"
 
@@ -39,7 +39,7 @@ Say = Callable[[str], object]
 
 
 class Meeting:
-    """A wait of `seconds` for processes that may begin later; after LATE it says for whom."""
+    """A wait of `seconds` for processes that may begin later; after LATE it says for which."""
 
     def __init__(self, seconds: float, say: Say) -> None:
         self.seconds, self._say, self._began = seconds, say, time.monotonic()
@@ -51,7 +51,7 @@ class Meeting:
         return self._began + self.seconds - time.monotonic()
 
     def look(self, whom: str) -> None:
-        """To be called while one waits for `whom`; raises what the main thread is to raise."""
+        """To be called while waiting for `whom`; raises what the main thread is to raise."""
         waiting.look()
         if not self._said and time.monotonic() - self._began > LATE:
             self._said = True
@@ -59,17 +59,17 @@ class Meeting:
 
 
 class Peers:
-    """What is known of the others; threads call `lost`, once, with a reason in words."""
+    """A process's connections to the others; threads call `lost`, once, with a reason in words."""
 
     coordinator: str  # where jax's client is to look for its coordinator
 
     def __init__(self, count: int, index: int, lost: Lost) -> None:
         self.count, self.index = count, index
         self._lost, self._alone = lost, threading.Lock()
-        self._over = False  # we are leaving, or have told that somebody is gone
+        self._over = False  # we are leaving, or have told that a process is gone
 
     def leave(self, failed: str | None) -> None:
-        """Says that this process ends, and why if it failed; nobody is missed from now on."""
+        """Says that this process ends, and why if it failed; no loss is reported from now on."""
         with self._alone:
             self._over = True
         for line in self._lines():
@@ -156,7 +156,7 @@ class First(Peers):
         line.close()
 
     def _refused(self, asked: dict[str, Any], line: socket.socket) -> str:
-        """Takes in who asks to be watched; says why not, or nothing."""
+        """Takes in a process that asks to be watched; says why not, or nothing."""
         index = asked["index"]
         if asked["count"] != self.count:
             return f"this process was told of {asked['count']} processes, the first of {self.count}"
@@ -205,7 +205,7 @@ class Other(Peers):
             _splice(client, self._greeted("jax", Meeting(GREETING, str)), held=True)
 
     def _greeted(self, what: str, meeting: Meeting) -> socket.socket:
-        """Connects to the first process, which may begin later, and says who is there."""
+        """Connects to the first process, which may begin later, and says which one this is."""
         where = f"{self._host}:{self._port}"
         try:
             line = _connected(self._host, self._port, meeting)
@@ -240,7 +240,7 @@ def _listening(port: int, host: str = "") -> socket.socket:
 
 
 def _connected(host: str, port: int, meeting: Meeting) -> socket.socket:
-    """Connects, as soon as somebody listens there. Raises OSError once the meeting is over."""
+    """Connects as soon as a process listens there. Raises OSError once the meeting is over."""
     while True:
         meeting.look(f"the first process, at {host}:{port}")
         try:
@@ -303,7 +303,7 @@ def _said(line: socket.socket) -> Iterator[dict[str, Any]]:
 
 
 def _send(line: socket.socket, said: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it has ended; whoever reads from it knows
+    with contextlib.suppress(OSError):  # it has ended; the thread that reads from it knows
         line.sendall((json.dumps(said) + "\n").encode())
 
 

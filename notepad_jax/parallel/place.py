@@ -1,10 +1,10 @@
-"""Arrays on the devices where they stay: everything that feeds a compiled program is placed here.
+"""Placement of arrays: commits all that feeds a compiled program to devices under a sharding.
 
 jax compiles a program once for arguments that are committed to a device and once more for the
 same arguments where they are not, and what comes out of storage, or of a program that was given
 a committed argument, is committed. So arrays are committed when they are made, and always to a
 mesh: one device is the mesh (1, 1). `rules` (beside) says where on a mesh a parameter lives;
-above: everybody who makes arrays.
+above: all modules that make arrays.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from notepad_jax.parallel import mesh as meshes
 
 
 def first_device() -> NamedSharding:
-    """Returns where arrays live unless somebody says otherwise: this process's first device."""
+    """Returns the default sharding of arrays: on this process's first device."""
     return replicated(meshes.one())
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device of `mesh`."""
+    """The replicated sharding: the whole array on every device of `mesh`."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """Leading axes, rows of a batch or flat over them, cut over "fsdp"."""
+    """The sharding of a batch: leading axes, rows or flat over them, cut over "fsdp"."""
     return NamedSharding(mesh, PartitionSpec("fsdp") if mesh.shape["fsdp"] > 1 else PartitionSpec())
 
 
@@ -59,7 +59,7 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def laid(leaf: jax.Array, sharding: Sharding) -> jax.Array:
-    """Returns an array on other devices of this program, of its own process where so asked.
+    """Reshards an array to other devices of this program, of its own process where so asked.
 
     Engines' mesh has devices of its process alone, and a trainer's has those of all: then the
     leaf is laid out anew once, for all processes, so that each group of as many devices as one
@@ -75,7 +75,7 @@ def laid(leaf: jax.Array, sharding: Sharding) -> jax.Array:
 
 
 def row(tree: Any, mesh: Mesh, number: int) -> Any:
-    """Returns what a row of `mesh` holds of leaves that every row holds whole; copies nothing."""
+    """Returns a `mesh` row's replicas of leaves that every row holds whole; copies nothing."""
     alone = meshes.row(mesh, number)
     devices = set(alone.devices.flat)
 
@@ -92,7 +92,7 @@ def entries(leaf: Any) -> list[Any]:
 
     They share its memory: jax takes host memory as a CPU's where it begins at a multiple of 64
     bytes, and copies entries that do not (their size is no such multiple). A leaf whose entries
-    live is not donated: whoever would be given its memory gets other memory. Of a
+    live is not donated: a program that would be given its memory gets other memory. Of a
     `jax.ShapeDtypeStruct` they are such, too.
     """
     sharding = leaf.sharding
@@ -105,7 +105,7 @@ def entries(leaf: Any) -> list[Any]:
 
 
 def specs(tree: Any) -> tuple[PartitionSpec, ...]:
-    """How each leaf is cut, as a value that jit can be given (`held`).
+    """The PartitionSpec of each leaf, as a static value that jit can be given (`held`).
 
     What was placed on no mesh lies on one device, whole.
     """
@@ -115,7 +115,7 @@ def specs(tree: Any) -> tuple[PartitionSpec, ...]:
 
 
 def held(tree: Any, cut: tuple[PartitionSpec, ...]) -> Any:
-    """Within a program: keeps the leaves cut as `specs` said of a tree of their structure.
+    """A sharding constraint within jit: keeps the leaves cut as `specs` said of such a tree.
 
     Left alone, the compiler chooses where results lie. What one launch gives and the next one
     takes must not move, or it is compiled twice and its buffers cannot be donated.
@@ -128,7 +128,7 @@ def held(tree: Any, cut: tuple[PartitionSpec, ...]) -> Any:
 
 
 def beside(tree: Any, like: Mapping[str, Any], mesh: Mesh) -> Any:
-    """Returns where the leaves of `tree` live, which holds copies of the tree `like` somewhere.
+    """Returns the shardings of `tree`, such as optimizer state, that mirrors the tree `like`.
 
     An optimizer's state has moments that mirror the parameters, under paths that end as the
     parameters' do, and counters: a leaf with a namesake of its shape lives where that one

@@ -1,4 +1,4 @@
-"""From logical axes to mesh axes: the one table.
+"""Sharding rules: the one table from logical axes to mesh axes.
 
 A parameter declares logical axes (`model.parameters`), never mesh axes. To lay a policy out
 differently, change this table. Heads and feed-forward are split over "tensor", as in
@@ -31,7 +31,7 @@ def sharding(
     shape: tuple[int, ...],
     rules: Mapping[str, str | None],
 ) -> NamedSharding:
-    """Returns where an array with these logical axes lives.
+    """Returns the sharding of an array with these logical axes.
 
     Mesh axes of one device cut nothing and are not named, nor are trailing dimensions that are
     whole, so that layouts that are the same compare equal. Raises ValueError for an axis that
@@ -52,6 +52,6 @@ def sharding(
 
 
 def trimmed(spec: Sequence[str | None]) -> PartitionSpec:
-    """A spec without the dimensions at its end that are whole."""
+    """A PartitionSpec without the unsharded dimensions at its end."""
     cut = [i for i, name in enumerate(spec) if name is not None]
     return PartitionSpec(*spec[: cut[-1] + 1 if cut else 0])

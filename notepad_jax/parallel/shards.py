@@ -1,4 +1,4 @@
-"""Code that every device runs on its own shard: what XLA cannot cut, and what it cuts badly.
+"""`shard_map` for code that XLA cannot partition, or partitions badly: run on each shard.
 
 A Pallas kernel is opaque to the partitioner, and a gather at flat places knows nothing of
 rows. `shard_map` runs such a function once a device, on the rows, heads or pages that lie there,
@@ -44,21 +44,21 @@ def shard_map(
 
 
 def rows(x: Any) -> Any:
-    """Keeps the rows of an activation [B, ...] on the devices of their row, all else whole."""
+    """Constrains an activation [B, ...] to be sharded by rows over "fsdp", all else whole."""
     if _mesh() is None:
         return x
     return jax.lax.with_sharding_constraint(x, ROWS)
 
 
 def gathered(x: Array, axes: tuple[str | None, ...], dtype: Any) -> Array:
-    """Brings a weight with these logical axes together over "fsdp", rounded to `dtype`.
+    """All-gathers a weight with these logical axes over "fsdp", rounded to `dtype`.
 
     Left alone, the compiler multiplies slice by slice while they travel round the ring, and
     adds the products up in the activations' dtype: rounded once a device, and an accumulator
     of the activations' size read and written as often.
 
-    What travels is `dtype`. The result has the wider dtype of the two, so whoever multiplies by
-    it casts it back, which costs nothing; its gradient is of that wider dtype, and that is how
+    What travels is `dtype`. The result has the wider dtype of the two, so a product with it casts
+    it back, which costs nothing; its gradient is of that wider dtype, and that is how
     devices sum it, each its own slice. In `dtype` the sum would be rounded at every addition.
     """
     if x.dtype == dtype and not _cut():
@@ -88,7 +88,7 @@ def _laid(x: Array, axes: tuple[str | None, ...], table: Mapping[str, str | None
 
 
 def all_gather(x: Any) -> Any:
-    """Gives every device all of `x`, for a host to read."""
+    """All-gathers `x` onto every device, for a host to read."""
     if _mesh() is None:
         return x
     return jax.lax.with_sharding_constraint(x, WHOLE)

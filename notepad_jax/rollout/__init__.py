@@ -1,1 +1,1 @@
-"""Rollout: many readings at once, scored, grouped and kept for the update."""
+"""Rollout: many readings at once, scored and grouped into trajectories for the update."""

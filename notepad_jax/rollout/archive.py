@@ -1,4 +1,4 @@
-"""Readings of a rollout for people to look at, in the trace format of all readings.
+"""The log of a rollout's trajectories (`trajectories.jsonl`), in the trace format of readings.
 
 A line of `trajectories.jsonl` has the question, the gold answers, the answer, the reward and what
 became of it, and how the memory changed on the way; of the first groups of a step also every turn,
@@ -92,7 +92,7 @@ def take_back(file: TraceFile, step: int) -> list[ValueError]:
 
 
 def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:
-    """Returns what is known of a trajectory, as JSON values."""
+    """Returns a trajectory's record, as JSON values."""
     task, reading = group.task, trajectory.reading
     completions = [turn.completion for turn in reading.turns]
     return {

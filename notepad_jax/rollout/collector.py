@@ -1,4 +1,4 @@
-"""Draws become groups: every question read G times, every reading scored.
+"""The rollout collector: draws become groups, every question read G times and scored.
 
 The noise of a reading is a function of (run seed, ordinal of its draw, question, sample): a task
 that is drawn again is read with other noise, and a draw that is read again with the same. Members
@@ -64,12 +64,12 @@ async def collect(
     run_seed: int,
     scoring: Scoring = rewards.PLAIN,
 ) -> tuple[list[Group], list[Failed]]:
-    """Reads every question of every draw `group_size` times.
+    """Samples groups: reads every question of every draw `group_size` times.
 
     Returns (groups, failed groups), both in the order of the draws. Tasks that share a document
     object share its chunks. A group is judged when the last of its readings has ended, while
     others read on. Raises ValueError naming a task that cannot be scored, and CompleterFailed if
-    nobody is answered any more.
+    the completer has failed.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")

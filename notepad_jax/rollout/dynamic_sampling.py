@@ -1,4 +1,4 @@
-"""Dynamic sampling: a group that was judged alike teaches nothing, so it is replaced.
+"""Dynamic sampling: groups whose rewards are all equal carry no signal and are replaced.
 
 A step wants a batch of informative groups. It takes those that waited, draws what is missing, and
 while some are still missing draws again: as many documents as are missing divided by the share
@@ -30,13 +30,13 @@ Collect = Callable[[Sequence[int]], Awaitable[tuple[list[Group], list[Failed]]]]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a step asks for."""
+    """The batch that a step asks for, and how long it samples for it."""
 
     documents: int  # draws of a first round
     questions: int  # of a draw; documents * questions groups make a whole batch
     max_rounds: int  # 1 replaces nothing
     max_staleness: int  # versions between the oldest turn of a group and its update
-    kinds: tuple[str, ...] = ()  # of tasks, each with an equal part of a batch; (): nobody looks
+    kinds: tuple[str, ...] = ()  # of tasks, each with an equal part of a batch; (): any
 
     def __post_init__(self) -> None:
         for name in ("documents", "questions", "max_rounds"):
@@ -54,12 +54,12 @@ class Wanted:
 
     @property
     def groups(self) -> int:
-        """Groups of a whole batch."""
+        """How many groups a whole batch has."""
         return self.documents * self.questions
 
     @property
     def rooms(self) -> dict[str, int]:
-        """Groups of a whole batch, by kind."""
+        """How many groups a whole batch has, by kind."""
         kinds = self.kinds or (ANY,)
         return {kind: self.groups // len(kinds) for kind in kinds}
 
@@ -82,7 +82,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rollout:
-    """What a step has to learn from, and the account of it."""
+    """A step's rollout: the batch to learn from, and the ledger after it."""
 
     batch: list[Group]  # those that waited first, then in the order of the draws
     share: float  # of the groups that this batch was chosen from, informative ones
@@ -138,7 +138,7 @@ async def collect_informative(
         for one in found[len(fresh) :]
     ]
     batch, surplus = _into(rooms, found, kind)
-    # By the next step the policy is one version on, and who is too old then need not be kept.
+    # By the next step the policy is one version on, and what is too old then need not be kept.
     waiting, surplus_old = _by_age(surplus, now + 1, wanted.max_staleness)
     settled = {
         Outcome.TRAINED: [one.group.place for one in batch],

@@ -1,4 +1,4 @@
-"""What a rollout sampled, in numbers: sums and counts that are divided once, at the end.
+"""Metrics of a rollout's groups: sums and counts that are divided once, at the end.
 
 Reward and accuracy are reported over *all* sampled trajectories: over the kept ones alone they
 would look the same at every stage of training. What kinds of task there are, `by_task` says, for
@@ -37,12 +37,12 @@ class TaskStats:
 
     @property
     def reward_std(self) -> float:
-        """Of all rewards, those of one group and of different ones: sqrt(E[R^2] - E[R]^2)."""
+        """Standard deviation of all rewards, within and across groups: sqrt(E[R^2] - E[R]^2)."""
         n = max(1, self.trajectories)
         return math.sqrt(max(0.0, self.reward_squares / n - (self.reward_sum / n) ** 2))
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Returns what is logged of the kind `name`."""
+        """Returns the metrics of the kind `name`."""
         return {
             f"{TASK}{name}/groups": self.groups,
             f"{TASK}{name}/informative_share": self.informative / max(1, self.groups),
@@ -94,12 +94,12 @@ class GroupStats:
 
     @property
     def informative_share(self) -> float:
-        """Of the groups sampled; 0 where none was."""
+        """The informative share of the groups sampled; 0 where none was."""
         return self.groups_informative / max(1, self.groups_sampled)
 
     @property
     def overlong(self) -> float:
-        """What too long turns took off a reward on average, 0 or less."""
+        """The mean overlong penalty of a reward, 0 or less."""
         return self.overlong_sum / max(1, self.trajectories)
 
     def metrics(self) -> dict[str, float]:
@@ -142,7 +142,7 @@ class GroupStats:
 
 
 def by_task(tasks: Mapping[str, TaskStats], batch: Sequence[Group] = ()) -> dict[str, str]:
-    """Returns what each source, of those sampled and those in `batch`, is called in metrics.
+    """Returns the name in metrics of each source, of those sampled and those in `batch`.
 
     The sources with most groups, MOST at most, have names of their own; the rest are OTHERS, and
     so is what has no letters of a metric's name. Sources whose names become the same are one.
@@ -161,8 +161,8 @@ def _plain(source: str) -> str:
 
 
 def ages(batch: Sequence[Group], now: int) -> dict[str, float]:
-    """Returns how old what policy version `now` learns from is, in versions: a trajectory is as
-    old as its oldest turn. Nothing for an empty batch."""
+    """Returns staleness metrics of what policy version `now` learns from, in versions: a trajectory
+    is as old as its oldest turn. Nothing for an empty batch."""
     old = [now - one.oldest_version for group in batch for one in group.trajectories]
     if not old:
         return {}
@@ -170,8 +170,8 @@ def ages(batch: Sequence[Group], now: int) -> dict[str, float]:
 
 
 def mixture(batch: Sequence[Group], now: int) -> dict[str, float]:
-    """Returns how many versions a reading has that policy version `now` learns from, and how old
-    its turns are, in versions. Nothing for an empty batch."""
+    """Returns metrics of how many policy versions a reading has that version `now` learns from,
+    and how old its turns are, in versions. Nothing for an empty batch."""
     said = [
         [turn.completion.policy_version for turn in one.turns]
         for group in batch

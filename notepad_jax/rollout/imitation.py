@@ -1,12 +1,12 @@
-"""A teacher's readings in the place of the policy's own: what supervised learning learns from.
+"""Imitation data: a teacher's readings in the place of the policy's own, for supervised learning.
 
 A teacher says what the notes become after each chunk, and the answer: the script of a task whose
 good notes are known (`of_script`), or a reading of the task that was right, by this policy or a
 stronger one, out of a trace (`of_readings`). Prompts are the memory agent's own, made again from
 the task's document, so a policy that has learnt these turns reads as it is measured, and the
 teacher may have been a model with another tokenizer. Such a reading is a group of one whose reward
-is its weight (`advantages.imitation`); nothing else of a training run knows that nobody sampled
-it. Above: training.rollouts; beside: collector; below: memory_agent.
+is its weight (`advantages.imitation`); nothing else of a training run knows that it was not
+sampled. Above: training.rollouts; beside: collector; below: memory_agent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RIGHT = 1.0  # what a reading must have been worth to be imitated
 
 
 class Teaching(Protocol):
-    """What a teacher says while one document is read."""
+    """A teacher's notes and answer for one document."""
 
     answer: str
     chunks: int | None  # of the document as the teacher read it; None: any

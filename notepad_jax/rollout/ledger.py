@@ -1,11 +1,11 @@
-"""What became of every draw: the account that a checkpoint carries.
+"""The ledger of all draws and what became of each, which a checkpoint carries.
 
 The stream of tasks is endless and each draw has an ordinal, its place in it (`types.Draw`). A
 question of a draw makes a group, and every group is settled exactly once: learnt from
 (`trained`), or dropped for one of six named reasons, two of which spare its readings (the draw
 is passed over); until then it waits here. So the groups drawn are always the groups settled and
 the groups waiting, whatever was interrupted, and the position in the stream is one number. Readers
-of a fleet with slack end in any order: draws before that number that nobody has ended are named. A
+of a fleet with slack end in any order: draws before that number that are unfinished are named. A
 `Ledger` is a value: a step makes the next one, and a step that is not kept is forgotten with it.
 Above: dynamic_sampling and train; beside: serialization, which writes the waiting groups down.
 """
@@ -23,7 +23,7 @@ Place = tuple[int, int]  # (ordinal, question)
 
 
 class Outcome(enum.Enum):
-    """What became of a group."""
+    """The outcome of a group: learnt from, or why it was dropped."""
 
     TRAINED = "trained"
     UNINFORMATIVE = "uninformative"  # all rewards equal
@@ -34,12 +34,12 @@ class Outcome(enum.Enum):
     NO_ROOM = "no_room"  # passed over: a batch wanted no more of its kind of task
 
 
-PASSED = (Outcome.RETIRED, Outcome.NO_ROOM)  # nobody read these
+PASSED = (Outcome.RETIRED, Outcome.NO_ROOM)  # these were not read
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Waiting:
-    """An informative group that no batch had room for."""
+    """An informative group that waits, since no batch had room for it yet."""
 
     group: Group
     share: float  # of the groups sampled with it that were informative, in (0, 1]
@@ -47,7 +47,7 @@ class Waiting:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The account after a step."""
+    """The account of all draws after a step, immutable."""
 
     next: int = 0  # the ordinal that is drawn next
     groups: int = 0  # drawn so far

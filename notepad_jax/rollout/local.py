@@ -1,4 +1,4 @@
-"""Local advantages: one update turn of a finished reading, written again several times.
+"""Local advantages: one update turn of a finished reading is sampled again several times.
 
 A reward at the end of a reading says little about one memory on the way: members of a group
 read the same chunk with other memories. So of some groups one turn is taken whose question and
@@ -49,7 +49,7 @@ FINE = 2**53  # shares are compared with so many parts of 1
 
 @dataclasses.dataclass(frozen=True)
 class LocalSamples:
-    """What is wanted of a rollout; the config's section `rollout.local`."""
+    """Settings of local samples; the config's section `rollout.local`."""
 
     samples: int = key(
         "completions, 0 or at least 2",
@@ -85,7 +85,7 @@ class LocalSamples:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChosenTurn:
-    """The turn of a group that is written again."""
+    """The turn of a group that is sampled again."""
 
     group: Group
     trajectory: int  # which member
@@ -94,7 +94,7 @@ class ChosenTurn:
 
 @dataclasses.dataclass(frozen=True)
 class LocalStats:
-    """Sums and counts over the sets of a step; add two with `+`."""
+    """Metrics of a step's sets of local samples, as sums and counts; add two with `+`."""
 
     sets: int = 0  # groups of which a turn was written again
     informative: int = 0  # whose scores differ: the others are not learnt from
@@ -123,7 +123,7 @@ class LocalStats:
 
 
 def choose(groups: Sequence[Group], share: float, run_seed: int) -> list[ChosenTurn]:
-    """Returns the turns that are written again, at most one a group, in the groups' order.
+    """Returns the turns that are sampled again, at most one a group, in the groups' order.
 
     Which they are is decided by (run seed, place) alone: a group with probability `share`, then
     one of its trajectories, then one of that's update turns.
@@ -154,8 +154,8 @@ async def write_again(
 ) -> list[tuple[Sample, ...]]:
     """Completes the prompt of every turn `samples` times; returns each turn's set, scored.
 
-    Raises ValueError naming a task that cannot be scored, and CompleterFailed if nobody is
-    answered any more.
+    Raises ValueError naming a task that cannot be scored, and CompleterFailed if the completer
+    has failed.
     """
     jobs = [
         Job(
@@ -181,7 +181,7 @@ async def write_again(
 def joined(
     groups: Sequence[Group], sets: Mapping[Place, Sequence[Sample]]
 ) -> tuple[list[Group], LocalStats]:
-    """Returns the groups with the local turns that are theirs by place, and what these came to.
+    """Returns the groups with the local turns that are theirs by place, and counts of these.
 
     A set whose scores are all equal, or of which fewer than two came back, teaches nothing and
     is left out, as a group would be.
@@ -210,7 +210,7 @@ def joined(
 def trajectory(
     one: ChosenTurn, sample: int, completion: Completion, score: float, answer: str, status: Status
 ) -> Trajectory:
-    """Returns a completion of a turn as a reading of that turn alone, its prompt the group's own.
+    """Returns a completion of a turn as a one-turn trajectory, its prompt the group's own.
 
     `answer` and its status are the probe's; "" and ANSWERED where none was asked for.
     """

@@ -1,4 +1,4 @@
-"""Overlong shaping: turns that come near their limit cost a little, turns that are cut cost all.
+"""Overlong reward shaping: a penalty for turns near their token limit, the full one if cut.
 
 A turn of L completion tokens, of which Lmax are allowed, gets 0 up to Lmax - Lc and falls from
 there in a line to -1 at Lmax (DAPO's soft punishment, a turn at a time; Lc is the window). The
@@ -21,7 +21,7 @@ PART = "overlong"  # of `Trajectory.reward_parts`: what was added to the reward,
 
 @dataclasses.dataclass(frozen=True)
 class Overlong:
-    """How long is too long, in tokens, stop token included."""
+    """Settings of the overlong penalty, in tokens, stop token included."""
 
     window: int  # Lc: tokens before the limit in which a turn begins to cost
     weight: float  # of the mean over a reading's turns
@@ -38,7 +38,7 @@ class Overlong:
                 )
 
     def penalties(self, turns: Sequence[Turn]) -> list[float]:
-        """Returns what each update turn, and then the answer, costs, in [-1, 0].
+        """Returns the penalty of each update turn, and then of the answer, in [-1, 0].
 
         One that was cut costs all.
         """
@@ -55,7 +55,7 @@ class Overlong:
 
 
 def shaped(score: rewards.Score, how: Overlong) -> rewards.Score:
-    """Returns `score` with what the lengths of its turns cost added, and named in its parts."""
+    """Returns `score` with the overlong penalty added, and named in its parts."""
 
     def scored(reading: Reading, task: Task, said: rewards.Said = rewards.NOTHING) -> Trajectory:
         judged = score(reading, task, said)

@@ -1,10 +1,10 @@
-"""How well each task of the files has been answered so far, and which are drawn no more.
+"""Pass rates: how well each task of the files was answered so far, and which are retired.
 
 No positive resampling (ScaleRL 2025): a task whose running pass rate is high teaches nothing
 any more, and is retired. The rate is the mean of what all its readings were judged: for rewards
 of 0 and 1 the share that was right. Of no source more than half
-retires: what is left would be read again and again, and those few are the ones that nobody can
-answer. A value, part of the ledger: what a step learnt of rates is forgotten with the step.
+retires: what is left would be read again and again, and those few are the ones that the policy
+cannot answer. A value, part of the ledger: what a step learnt of rates is forgotten with it.
 Above: ledger and training.rollouts.
 """
 
@@ -21,7 +21,7 @@ Key = tuple[str, int]  # source, number of the task in it
 
 @dataclasses.dataclass(frozen=True)
 class PassRates:
-    """Of tasks that were read: what they earned, and whether they are retired."""
+    """The summed rewards and counts of tasks that were read, and which of these are retired."""
 
     known: Mapping[Key, tuple[float, int]] = dataclasses.field(default_factory=dict)  # sum, count
     retired: frozenset[Key] = frozenset()
@@ -54,7 +54,7 @@ class PassRates:
         return PassRates(known, frozenset(retired), frozenset(kept))
 
     def encoded(self) -> dict[str, Any]:
-        """Returns them as JSON values; `decoded` makes them again."""
+        """Returns the rates as JSON values; `decoded` makes them again."""
         said: dict[str, Any] = {}
         for (source, number), (earned, count) in self.known.items():
             key = source, number
@@ -64,7 +64,7 @@ class PassRates:
 
 
 def decoded(said: Mapping[str, Any]) -> PassRates:
-    """Returns the rates that `PassRates.encoded` said."""
+    """Returns the rates that `PassRates.encoded` wrote."""
     rows = [((source, row[0]), *row[1:]) for source, rows in said.items() for row in rows]
     return PassRates(
         known={key: (earned, count) for key, earned, count, _ in rows},

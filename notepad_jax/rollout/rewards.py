@@ -1,4 +1,4 @@
-"""A reading and its task make a trajectory: the reward and what it consists of.
+"""Rewards: a reading is scored by its task and becomes a trajectory with a reward and its parts.
 
 The reward is the task's own metric on the final answer, found by the task's contract, or what a
 run's config names instead: a metric, a function of the user's, or several of these by weight.
@@ -40,7 +40,7 @@ MEMORIES = "memories"  # of `Trajectory.reward_parts`: what they were worth on a
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What judges see of a reading beside its answer, made by playing it again."""
+    """Memories and records of a reading, for judges; made by replaying it."""
 
     tokenizer: Tokenizer
     template: Template
@@ -73,16 +73,16 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How readings are rewarded."""
+    """The reward function of a run, with the user's functions that it asks."""
 
     score: Score
     functions: tuple[Own, ...] = ()  # what it wants to hear of each reading
-    shown: Shown | None = None  # None: nobody is judged, and it is only seen that all is there
+    shown: Shown | None = None  # None: nothing is judged, only checked to be there
 
     async def of_group(
         self, readings: Sequence[Reading], task: Task, whole: Sequence[Reading] | None = None
     ) -> list[Trajectory]:
-        """Returns readings of one task, scored, in their order; `whole` are shown in their place.
+        """Scores readings of one task, in their order; `whole` are shown in their place.
 
         Raises ValueError naming a task that cannot be scored, and RewardFailed.
         """
@@ -95,13 +95,13 @@ class Scoring:
     async def of_records(
         self, readings: Sequence[Reading], records: Sequence[ReadingRecord], task: Task
     ) -> list[Trajectory]:
-        """As `of_group`, of readings of which somebody has the records."""
+        """Scores readings, as `of_group`, by records that the caller has."""
         every = await asyncio.gather(*(function.judge(records) for function in self.functions))
         said = [dict(zip(self.functions, worth, strict=True)) for worth in zip(*every, strict=True)]
         return self._scored(readings, task, said or [NOTHING] * len(readings))
 
     async def worth(self, task: Task, record: ReadingRecord) -> float:
-        """Returns what an answer is worth, unshaped: how validation and evaluation judge."""
+        """Returns the score of an answer, unshaped: how validation and evaluation judge."""
         status = Status(record.status)
         reading = Reading(task.id, record.sample, (), record.answer, status)
         (found,) = await self.of_records([reading], [record], task)
@@ -126,7 +126,7 @@ def _naming(task: Task) -> Iterator[None]:
 
 
 def of(said: str, key: str = KEY, shown: Shown | None = None) -> Scoring:
-    """Returns how a run rewards, by what its config says under `key`; functions start here.
+    """Returns a run's scoring by what its config says under `key`; functions start here.
 
     A name with a colon is a function (`scoring.own`), any other a metric (`by`). Of several the
     reward is the mean by weight, and `reward_parts` holds each as reward/NAME; a function that
@@ -150,7 +150,7 @@ def of(said: str, key: str = KEY, shown: Shown | None = None) -> Scoring:
 
 
 def with_memories(answers: Scoring, said: str) -> Scoring:
-    """Returns `answers`, and beside it what each memory on the way is worth by `said`; "": nothing.
+    """Returns `answers` with a reward for each memory on the way by `said`; "": none.
 
     A metric judges a memory as it would an answer that says it; a function says a number for
     each; `turn_credit.GAIN` is what each turn gained of the facts. What `answers` says of memories
@@ -222,7 +222,7 @@ def _own(function: Own) -> Score:
 
 
 def by(metric: str, key: str = KEY) -> Score:
-    """Returns how a run rewards: by one metric on the whole answer, or "" by each task's own.
+    """Returns the score function by one metric on the whole answer, or "" by each task's own.
 
     Tasks that want all of their answers keep their own: any one of them would do for most
     other metrics. PUBLISHED takes the published twin of each task's own metric, where it has

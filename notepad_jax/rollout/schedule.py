@@ -1,15 +1,15 @@
-"""Which draws a step learns from, which version reads them, and what a reader takes up next.
+"""The schedule of asynchronous rollouts: a step's draws, their policy version, the next bundle.
 
 A fleet is a trainer and readers that say everything in objects under names (`checkpoint.objects`).
 Here are the names, and every decision as a pure function of what lies there: no clock, no message,
-nobody who is declared alive or dead. Step s makes policy version s; its draws are **pinned** to one
-version, `reads(s, lead)`, so that their bits follow from plan and weights, whoever reads them and
-however often. A step's draws are dealt into **bundles**: one engine reads a bundle alone, from an
-empty cache.
+no process declared alive or dead. Step s makes policy version s; its draws are **pinned** to
+one version, `reads(s, lead)`, so that their bits follow from plan and weights, whichever reader
+reads them and however often. A step's draws are dealt into **bundles**: one engine reads a bundle
+alone, from an empty cache.
 
 A reader may begin what is planned, and a step is planned when its version is published. So at most
 `lead` + 1 steps are under way at once, and no turn is older than `lead` when it is learnt from.
-What a reader begins that another had begun harms nobody: of two results of a bundle the first
+What a reader begins that another had begun does no harm: of two results of a bundle the first
 stands.
 
 In a **live** fleet the version of a plan is the oldest that may read for it: each turn is read by
@@ -49,13 +49,13 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Of its objects, behind their kind."""
+        """The name of its objects, behind their kind."""
         return f"{self.step}-{self.number}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is read for a step."""
+    """The plan of a step's rollout: its draws in bundles, and the policy version to read them."""
 
     step: int
     version: int
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def ordinals(self) -> list[int]:
-        """Of all bundles, in the order of the stream."""
+        """The draws of all bundles, in the order of the stream."""
         return sorted(ordinal for each in self.bundles for ordinal in each)
 
     def each(self) -> Iterator[Bundle]:
@@ -155,7 +155,7 @@ def batch(
 
 
 def settled(names: Iterable[str], saved: int, slack: int = 0) -> list[str]:
-    """Returns the objects that nobody needs again once step `saved` is: of what is settled."""
+    """Returns the objects that are not needed again once step `saved` is: of what is settled."""
     until = dict.fromkeys(OF_STEPS, saved - slack) | {CHOICE: saved}
     return [
         name
@@ -178,9 +178,9 @@ def chosen(
 ) -> Bundle | None:
     """Returns the bundle that reader `me` reads next; None where all that may be read are read.
 
-    `spooled` are names of bundles that are read, `claims` who began which, in order. First what
-    it began itself, before it was killed; then what nobody began, of the earliest step; then what
-    others began, fewest of them first: their reader may be dead, or slow.
+    `spooled` are names of bundles that are read, `claims` which readers began which, in order.
+    First what it began itself, before it was killed; then what none began, of the earliest step;
+    then what others began, fewest of them first: their reader may be dead, or slow.
     """
     left = [one for plan in plans for one in plan.each() if one.name not in spooled]
 
@@ -202,5 +202,5 @@ def claimed(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def of_kind(names: Iterable[str], kind: str) -> list[str]:
-    """Returns what stands behind `kind`/ in the names of such objects."""
+    """Returns the names of the objects of a kind, without the leading `kind`/."""
     return [name.partition("/")[2] for name in names if name.startswith(f"{kind}/")]

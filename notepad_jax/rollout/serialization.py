@@ -1,4 +1,4 @@
-"""Groups as JSON, and made again: those that wait in a checkpoint, and those of other processes.
+"""Serialization of groups as JSON: those that wait in a checkpoint, and other processes'.
 
 Of a turn only what the policy said is written: ids and logprobs, bit by bit. Its prompt follows
 from the task and from what was said before, by the same pure functions that asked for it
@@ -39,7 +39,7 @@ from notepad_jax.types import (
 )
 
 IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
-# (place, chunks at most) -> the task that was drawn there, and who reads documents so long
+# (place, chunks at most) -> the task that was drawn there, and the reader of documents so long
 TaskAt = Callable[[Place, int], tuple[Task, Reader]]
 
 
@@ -72,7 +72,7 @@ def decode(said: Mapping[str, Any], task_at: TaskAt) -> Ledger:
 
 
 def tell(groups: Sequence[Group], failed: Sequence[Failed]) -> dict[str, Any]:
-    """Returns what a round of readings came to, as JSON values for the other processes."""
+    """Returns a round's groups and failures, as JSON values for the other processes."""
     return {
         "groups": [_told(group) for group in groups],
         "failed": [
@@ -83,7 +83,7 @@ def tell(groups: Sequence[Group], failed: Sequence[Failed]) -> dict[str, Any]:
 
 
 def told(said: Mapping[str, Any], task_at: TaskAt) -> tuple[list[Group], list[Failed]]:
-    """Returns what another process `tell`s, made again here; raises as `decode` does."""
+    """Returns the groups and failures that another process `tell`s; raises as `decode` does."""
     groups = [_group(one, task_at) for one in said["groups"]]
     failed = [
         Failed(
@@ -102,7 +102,7 @@ def tell_local(sets: Sequence[Sequence[Sample]]) -> list[list[dict[str, Any] | N
 def told_local(
     said: Sequence[Sequence[Mapping[str, Any] | None]], chosen: Sequence[ChosenTurn]
 ) -> list[tuple[Sample, ...]]:
-    """Returns what another process tells of the turns `chosen`, with the prompts known here."""
+    """Returns another process's samples of the turns `chosen`, with the prompts known here."""
     return [
         tuple(one if one is None else _again(one, turn, k) for k, one in enumerate(made))
         for turn, made in zip(chosen, said, strict=True)
@@ -128,7 +128,7 @@ def _again(said: Mapping[str, Any], turn: ChosenTurn, sample: int) -> Trajectory
 
 
 class FailedElsewhere(Exception):
-    """What a reading of another process failed of, in its words."""
+    """The error of a reading that failed in another process, in its words."""
 
 
 def _told(group: Group) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which ordinals of the stream a round reads, and which it passes over, each under a name.
+"""The task sampler: which ordinals of the stream a round reads, and which it passes over, and why.
 
 Ordinals are walked through in order, so what is drawn follows from the account alone. One whose
 task is retired is passed over, and one of a kind of which no more are wanted. Above:
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from notepad_jax.rollout.ledger import Outcome, Place
 
-ANY = ""  # the one kind, where nobody looks at kinds
+ANY = ""  # the one kind, where kinds do not matter
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """What is known of an ordinal before it is read."""
+    """The stream of tasks, as far as it is known of an ordinal before it is read."""
 
     kind: Callable[[int], str]
     retired: Callable[[int], bool]
@@ -29,7 +29,7 @@ EVERY = Stream(kind=lambda ordinal: ANY, retired=lambda ordinal: False)
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """A round's draws."""
+    """A round's draws, by ordinal."""
 
     read: Sequence[int]  # ordinals
     passed: Mapping[Outcome, list[Place]]
@@ -40,7 +40,7 @@ class Drawn:
 def draw(
     first: int, counts: Mapping[str, int], stream: Stream, questions: int, out: Sequence[int] = ()
 ) -> Drawn:
-    """Draws `counts` documents of each kind, of the ordinals `out` and from `first` on.
+    """Samples `counts` documents of each kind, of the ordinals `out` and from `first` on.
 
     Never ends where a kind has no more tasks: retiring must leave some of each.
     """

@@ -1,4 +1,4 @@
-"""Whether the turns of a step were said by the policy that the run names: logprobs, computed again.
+"""An audit of behaviour logprobs: recomputed from the checkpoint of the version a turn names.
 
 Reinforcement learning goes by what the sampler said a token's probability was, and by which version
 said it. Both are in trajectories.jsonl, for the groups that are kept token by token. Here the
@@ -48,7 +48,7 @@ AT_ONCE = 64  # turns of one pass
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """What came of the turns that one version of the policy said."""
+    """The audit of the turns that one policy version said."""
 
     version: int
     turns: int
@@ -60,7 +60,7 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What came of a run's turns, by version."""
+    """The audit of a run's turns, by policy version."""
 
     run: str
     steps: tuple[int, ...]  # whose turns were looked at
@@ -70,12 +70,12 @@ class Audit:
 
     @property
     def off(self) -> tuple[Version, ...]:
-        """Versions that did not say what they are said to have."""
+        """Versions whose recomputed logprobs differ by more than the limit."""
         return tuple(one for one in self.versions if not one.most <= self.limit)
 
 
 def run(folder: Path, step: int | None, screen: Screen) -> Audit:
-    """Computes again what the turns of `step`, or of all steps, were said with.
+    """Recomputes the logprobs of the turns of `step`, or of all steps, that were kept.
 
     Raises ValueError for a folder that is no training run's, and where no turn can be looked at.
     """
@@ -125,7 +125,7 @@ def text(made: Audit) -> str:
 
 
 def problem(made: Audit) -> str:
-    """Says in a line which version did not say what it is said to have."""
+    """Returns a line on which version's logprobs are off."""
     worst = max(made.off, key=lambda one: one.most)
     return (
         f"{worst.where} of {made.run} has a token that version {worst.version} says otherwise, by "

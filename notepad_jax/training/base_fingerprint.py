@@ -1,4 +1,4 @@
-"""Which policy a run began with, told by content.
+"""The fingerprint of the policy that a run began with: digests of its content.
 
 The reference of a KL and the base of adapters are no part of a checkpoint: a resumed run loads
 them again from the policy's folder, where something else may lie by now. So every checkpoint

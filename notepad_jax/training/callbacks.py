@@ -1,4 +1,4 @@
-"""Functions of the user's that are told of every step of a training run, and may end it.
+"""User callbacks: functions that are called after every training step, and may end the run.
 
     def callback(step: int, metrics: dict[str, float]) -> bool | None: ...
 
@@ -28,7 +28,7 @@ class CallbackFailed(ValueError):
 
 
 def checked(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Returns them as they came. Raises ValueError for what could not be called after a step."""
+    """Returns the callbacks as they came. Raises ValueError for one that could not be called."""
     if not isinstance(callbacks, list | tuple):
         raise ValueError(f"callbacks is {callbacks!r:.80}; give a list, of one function or more")
     for callback in callbacks:
@@ -46,7 +46,7 @@ def checked(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 def go_on(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> bool:
-    """Calls all; returns whether the run goes on. One process that does not ends all.
+    """Calls all callbacks; returns whether the run goes on. One process that does not ends all.
 
     Raises CallbackFailed, which names the callback; the step is done then, and the run goes on
     from it when it is resumed.

@@ -38,7 +38,7 @@ AGAIN = "--resume goes on from the newest good step, and makes the later ones ag
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that is not as it was written."""
+    """A file or line of a run's folder that is not as it was written."""
 
     where: str  # within the run's folder, or the whole path of what lies elsewhere
     problem: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What was looked at, and what is wrong."""
+    """The result of a check: what was looked at, and what is wrong."""
 
     folder: str
     files: int  # of settings and lines
@@ -60,7 +60,7 @@ class Checked:
 
 
 class _Check:
-    """One look through a folder."""
+    """One check of a folder."""
 
     def __init__(self, folder: Path, screen: Screen) -> None:
         self.folder, self.screen = folder, screen
@@ -287,7 +287,7 @@ class _Check:
 
 
 def run(folder: Path, screen: Screen) -> Checked:
-    """Looks through a run's folder. Raises ValueError for what is no run's."""
+    """Checks a run's folder. Raises ValueError for what is no run's."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name that of a run, runs/NAME")
     known = (*JSONS, *BY_STEP, record.FILE, run_folder.LOCK, steps.CHECKPOINTS, readings.READINGS)

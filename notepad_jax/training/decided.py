@@ -1,10 +1,10 @@
-"""What a run left to its machine and the machine decided: dtypes, and pages of the cache.
+"""Settings that a run left to its machine (dtypes, pages of the KV cache), kept for `--resume`.
 
 A config says "" and 0 of them, and every machine has its own answer. A run has one: other pages are
 other batches, and another dtype rounds otherwise, so a run that goes on with other ones does not
 repeat bit by bit. So the answers of its beginning lie in machine.json beside the run's config.json,
-which keeps what was asked; whoever reads with the run later (`ask`, `eval`) takes the config's, and
-so what suits the machine they stand at. Above: train; below: planner.memory and planner.machine.
+which keeps what was asked; commands that read with the run later (`ask`, `eval`) take the config's,
+and so what suits their own machine. Above: train; below: planner.memory and planner.machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def kept(
 def fitted(
     config: Training, words: builders.Words, screen: Screen, see: machine.Look = machine.look
 ) -> Training:
-    """Returns a training config with pages that fit; ValueError where nothing does."""
+    """Returns a training config with cache pages that fit memory; ValueError where nothing does."""
     template = builders.template(config.reading, words)
     rules = builders.rules(config.reading, words.tokenizer)
     settled = sizes.settled(config, template, rules)

@@ -1,4 +1,4 @@
-"""The trainer's side of a fleet: what it plans, waits for, publishes and tidies up.
+"""The trainer's side of asynchronous rollouts: plans steps, collects bundles, publishes policies.
 
 A fleet is this trainer and readers (`fleet_reader`), which meet in one folder, on a disk or in a
 bucket. A step goes like this: its draws were planned when an older version was published; readers
@@ -45,7 +45,7 @@ FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart", "fleet.keep")
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What trainer and readers have to agree on, or a bundle would have other bits."""
+    """Settings that trainer and readers have to agree on, or a bundle would have other bits."""
 
     config: Mapping[str, Any]  # of the run, as sections
     start: Mapping[str, str]  # the policy that it began with, by content
@@ -57,7 +57,7 @@ class Terms:
 
     @property
     def agreed(self) -> str:
-        """What plans and bundles carry.
+        """The digest of these terms, which plans and bundles carry.
 
         Versions of a live fleet that began anew have other weights under their numbers.
         """
@@ -81,7 +81,7 @@ class Terms:
 def terms(
     config: Training, start: Mapping[str, str], stream: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> Terms:
-    """Returns what readers of a run have to know."""
+    """Returns the terms of a run, which its readers need."""
     policy = Path(start["folder"])
     named = {"policy": str(policy.absolute()) if policy.exists() else start["folder"]}
     named["fleet.bundles"] = config.fleet.parts(config.rollout.documents)
@@ -98,7 +98,7 @@ def terms_of(content: bytes) -> Terms:
 
 
 class Fleet:
-    """What a trainer says to its readers, and hears of them; one a run.
+    """The trainer's handle on its readers: plans, published policies, spooled bundles; one a run.
 
     Whatever changes something raises `fence.Superseded` once another trainer took the run over.
     """
@@ -136,7 +136,7 @@ class Fleet:
     def publish(self, snapshot: PolicySnapshot, ledger: Ledger, saved: int) -> None:
         """Publishes a version, plans the steps that may be read for now, and tidies up.
 
-        `ledger` is the account after its step; up to step `saved` nobody goes back.
+        `ledger` is the account after its step; no run goes back to before step `saved`.
         """
         self._handoff.publish(snapshot)
         hosts.broadcast(lambda: self._plan(snapshot.version, ledger))
@@ -160,7 +160,7 @@ class Fleet:
         return Drawn(read, {}, behind, tuple(sorted(left)))
 
     async def read(self, step: int, ordinals: Sequence[int]) -> list[Mapping[str, Any]]:
-        """Returns what readers made of the draws of `step`, when they have: `rollouts.Apart`."""
+        """Returns readers' groups of the draws of `step`, when they are read: `rollouts.Apart`."""
         found = await (self._of_choice if self.live else self._of_plan)(step, ordinals)
         for one in found if hosts.first() else ():
             self._stats = added(self._stats, one.engine)
@@ -188,7 +188,7 @@ class Fleet:
         return await self.arrivals.pinned(plan)
 
     def take_stats(self) -> EngineStats:
-        """Returns what readers' engines did for the bundles since it was asked last."""
+        """Returns the summed stats of readers' engines for the bundles since the last call."""
         stats, self._stats = self._stats, EngineStats()
         return stats
 

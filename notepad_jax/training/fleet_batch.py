@@ -1,10 +1,10 @@
-"""What a step of a fleet learns from: waited for, looked at, and, in a live fleet, written down.
+"""The trainer's intake of a fleet's bundles: waited for, verified, chosen for a step.
 
 Readers put what they read of a bundle under its name (`Spooled`); the trainer takes what came, and
-has it read again where it is damaged. Of a live fleet what came depends on who was quick, so the
-trainer's first process puts the step's choice beside it before anything is learnt: who goes on
-after a kill, and every other process, learns from that. The rule is `rollout.schedule`'s. Above:
-fleet.
+has it read again where it is damaged. In a live fleet what came depends on which reader was quick,
+so the trainer's first process puts the step's choice beside it before anything is learnt: a trainer
+that goes on after a kill, and every other process, learns from that. The rule is
+`rollout.schedule`'s. Above: fleet.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ TRIES = 3  # times that a bundle may arrive damaged
 
 @dataclasses.dataclass(frozen=True)
 class Spooled:
-    """What a reader made of a bundle."""
+    """A bundle's groups and engine stats, as a reader spooled them."""
 
     terms: str  # digest of `Terms`
     told: Mapping[str, Any]  # groups and failures, as `serialization.tell` has them
     engine: Mapping[str, float]  # `EngineStats` of its reading
 
     def encoded(self) -> bytes:
-        """One line, and its SHA-256 in a second."""
+        """The object's content: one line, and its SHA-256 in a second."""
         return sealed(dataclasses.asdict(self))
 
 
 def spooled(content: bytes, bundle: Bundle, terms: str, newest: int) -> Spooled:
-    """Returns what was `encoded`.
+    """Decodes a spooled bundle that was `encoded`, and verifies it.
 
     Raises ValueError for what is cut or changed, was made on other terms, or is not the bundle's:
     of other draws, or by a version that is older than the bundle's, or newer than `newest`.
@@ -61,7 +61,7 @@ def spooled(content: bytes, bundle: Bundle, terms: str, newest: int) -> Spooled:
 
 
 class Arrivals:
-    """What readers have put of bundles, as a trainer takes it; one a run.
+    """The spool of bundles that readers have put, as a trainer takes them; one a run.
 
     `agreed` is what plans and bundles have to carry, `wait` the seconds between two looks.
     """
@@ -88,7 +88,7 @@ class Arrivals:
         return [plan for plan in found if plan is not None]
 
     async def pinned(self, plan: Plan) -> list[Spooled]:
-        """Returns what came of all bundles of a plan, when it has."""
+        """Returns all spooled bundles of a plan, when they are there."""
         found = []
         for bundle in plan.each():
             while self._arrived(bundle, bundle.version) is None:
@@ -99,7 +99,7 @@ class Arrivals:
     async def chosen(
         self, step: int, settled: Callable[[int], bool], slack: int
     ) -> list[tuple[Bundle, Spooled]]:
-        """Returns what a step learns from, when there is enough: as was chosen once and for all.
+        """Returns the bundles that a step learns from, when there are enough: chosen once for all.
 
         Raises ValueError where what was chosen is not there any more.
         """
@@ -198,6 +198,6 @@ class Arrivals:
 
 
 def added(stats: EngineStats, more: Mapping[str, float]) -> EngineStats:
-    """Returns the sums of what two engines did."""
+    """Returns the summed stats of two engines."""
     counts = dataclasses.asdict(stats)
     return EngineStats(**{name: count + more[name] for name, count in counts.items()})

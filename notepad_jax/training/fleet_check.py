@@ -1,4 +1,4 @@
-"""What a run cannot have whose readers are apart, in words. Above: train; beside: fleet."""
+"""Checks of settings that cannot go with a fleet's readers. Above: train; beside: fleet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from notepad_jax.setup.config.whole import Training
 
 
 def check(config: Training) -> None:
-    """Raises ValueError for what a run cannot have whose readers are apart."""
+    """Raises ValueError for settings that a run with separate readers cannot have."""
     f = config.fleet
     if not f.on:
         if f.live:
@@ -47,7 +47,7 @@ def check(config: Training) -> None:
 
 
 def _check_live(config: Training) -> None:
-    """Raises ValueError for what goes together with `fleet.live` or `fleet.slack` alone."""
+    """Raises ValueError for settings that go with `fleet.live` or `fleet.slack` alone."""
     f, r, slack = config.fleet, config.rollout, config.fleet.slack
     if not f.live:
         if slack:

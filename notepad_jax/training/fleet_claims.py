@@ -1,6 +1,6 @@
-"""What a reader takes up next: plans and claims as they lie in a run's folder.
+"""Work claiming by readers: plans and claims in a run's folder decide a reader's next bundle.
 
-A claim says who began a bundle. It decides what is read first, and nothing else: a bundle that two
+A claim says which reader began a bundle. It only decides what is read first: a bundle that two
 readers have begun is put once. Above: fleet_reader and fleet_live; the order is
 `rollout.schedule.chosen`'s.
 """
@@ -23,7 +23,7 @@ SLOWER = 3.0  # times as long as the last of our own
 
 @dataclasses.dataclass
 class Claims:
-    """What one reader knows of a fleet's plans, and of who began what."""
+    """One reader's view of a fleet's plans, and of which reader began what."""
 
     objects: Objects
     terms: str  # what plans have to carry (`fleet.Terms.agreed`)
@@ -39,7 +39,7 @@ class Claims:
         self, names: Sequence[str], may: Callable[[int], bool], besides: Collection[str] = (),
         copies: bool = True,
     ) -> Bundle | None:  # fmt: skip
-        """Returns the bundle that is begun, with our claim on it; None where there is none.
+        """Claims and returns the next bundle to read; None where there is none.
 
         It may be one that another has begun long ago, unless no `copies` are wanted.
 

@@ -1,14 +1,14 @@
-"""A live reader: documents side by side, each turn by the newest policy that is published.
+"""A live rollout worker: documents side by side, each turn by the newest published policy.
 
 It takes up as many documents as its engine has slots for, one by one, and puts each when it has
 ended. Between two looks it adopts what the trainer has published: turns that run end on the version
 they began with, the next ones begin on the new one, and both sets of weights are resident meanwhile
 (`EngineService.adopt`). A document may be begun once the reader has a version that its plan lets
 read, so no turn is older than that. Which version says a turn depends on the clock, so a document
-that is read again comes out otherwise; whoever puts first is learnt from. Turns that have ended are
-put beside every so often (`fleet_progress`), and who goes on with the document has them. A reader
-with room to spare begins what others have begun, once that takes three times as long as the longest
-of its own, and lets go of it for what nobody has begun. Above: fleet_reader; below: rollouts.
+that is read again comes out otherwise; what is put first is learnt from. Turns that have ended are
+put beside every so often (`fleet_progress`), for the reader that goes on with the document. A
+reader with room to spare begins what others have begun, once that takes three times as long as the
+longest of its own, and drops it for what none has begun. Above: fleet_reader; below: rollouts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Begun:
 
 @dataclasses.dataclass
 class Live:
-    """Reads bundles, `room` of them side by side."""
+    """A live reader of a fleet: reads bundles, `room` of them side by side."""
 
     claims: Claims
     rollouts: Rollouts
@@ -104,7 +104,7 @@ class Live:
             self.screen.say(f"reads on by version {self.held}")
 
     async def _take_up(self, names: Sequence[str]) -> None:
-        """Begins bundles while there is room; what nobody has begun takes the place of a copy."""
+        """Begins bundles while there is room; one that none has begun takes the place of a copy."""
         while True:
             copies = [name for name, one in self.begun.items() if one.copy]
             full = len(self.begun) >= self.room
@@ -165,7 +165,7 @@ class Live:
         ]
 
     async def _let_go(self, superfluous: Collection[str]) -> None:
-        """Ends the reading of bundles that nobody wants."""
+        """Ends the reading of bundles that are not wanted any more."""
         left = [self.begun.pop(name) for name in list(self.begun) if name in superfluous]
         for one in left:
             one.reading.cancel()

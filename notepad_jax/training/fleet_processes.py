@@ -1,4 +1,4 @@
-"""Readers on the trainer's own machine: started with it, started again when they die, ended.
+"""Reader processes on the trainer's own machine: started, restarted when they die, ended.
 
 What a cluster does for readers elsewhere (Kubernetes restarts a pod, and its name stays), for a
 laptop and for tests. Each is a process of `notepad-jax rollout`, in a session of its own, so that
@@ -27,7 +27,7 @@ ENDING = 20.0  # seconds that a reader has to keep its turns
 
 @contextlib.contextmanager
 def beside(run: Run, folder: Path) -> Iterator[None]:
-    """In the block the readers run that the config wants on this machine, if any."""
+    """A context in which the readers run that the config wants on this machine, if any."""
     count = run.config.fleet.readers
     if not count or not hosts.first():
         yield
@@ -39,11 +39,11 @@ def beside(run: Run, folder: Path) -> Iterator[None]:
 
 
 class ReadersFailed(ValueError):
-    """A reader ends again and again."""
+    """A reader process ends again and again."""
 
 
 class Readers:
-    """`count` readers for the run that lies at `where`; what they say goes to files in `folder`."""
+    """`count` reader processes for the run at `where`; what they say goes to files in `folder`."""
 
     def __init__(self, where: str, count: int, folder: Path, say: Callable[[str], None]) -> None:
         self._where, self._folder, self._say = where, folder / FOLDER, say
@@ -51,14 +51,14 @@ class Readers:
         self._step, self._deaths = 0, [0] * count
 
     def begin(self) -> None:
-        """Starts them."""
+        """Starts the processes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._running = [self._started(number) for number in range(len(self._deaths))]
         some = "a reader reads" if len(self._running) == 1 else f"{len(self._running)} readers read"
         self._say(f"{some} beside; what they say is in {self._folder}")
 
     def look(self, step: int) -> None:
-        """Starts those again that have ended while `step` is waited for.
+        """Restarts processes that have ended while `step` is waited for.
 
         Raises ReadersFailed where that does not help.
         """
@@ -68,7 +68,7 @@ class Readers:
             if one.poll() is None:
                 continue
             self._deaths[number] += 1
-            # Whoever was killed has said nothing of it.
+            # A process that was killed has said nothing of it.
             said = (one.returncode >= 0 and self._last_line(number)) or f"exit {one.returncode}"
             if self._deaths[number] == IN_A_ROW:
                 raise ReadersFailed(f"reader {number} ended {IN_A_ROW} times: {said}")
@@ -76,7 +76,7 @@ class Readers:
             self._running[number] = self._started(number)
 
     def end(self) -> None:
-        """Tells them to stop, and waits until they have kept what has ended."""
+        """Tells the processes to stop, and waits until they have kept what has ended."""
         for one in self._running:
             with contextlib.suppress(OSError):
                 one.terminate()
@@ -89,7 +89,7 @@ class Readers:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Readers]:
-        """Runs them for the block; where that ends well, so do they."""
+        """A context in which the processes run; where it ends well, so do they."""
         try:
             self.begin()
             yield self

@@ -1,9 +1,9 @@
-"""Turns of a live reader's document that have ended, put beside it, and given again.
+"""Progress of a live reader's bundle: finished turns, saved beside it and replayed after a kill.
 
-What was said by a version stays said by it: whoever goes on with the document, after a kill, is
-answered with these turns and reads the rest by the version that it has (`fleet_live`). A turn is
+What was said by a version stays said by it: a reader that goes on with the document, after a kill,
+is answered with these turns and reads the rest by the version that it has (`fleet_live`). A turn is
 known by the seed of its noise, if prompt and sampling are the same. Not `engine.replay`, which
-repeats launches so that every bit is that of a reader that nobody killed: of a live document no
+repeats launches so that every bit is that of a reader that was not killed: of a live document no
 such bits are promised. Above: fleet_live.
 """
 
@@ -41,7 +41,7 @@ class Progress:
     put: int = 0  # turns that are put beside
 
     def encoded(self) -> bytes:
-        """One line, and its SHA-256 in a second."""
+        """The object's content: one line, and its SHA-256 in a second."""
         turns = [_told(seed, *turn) for seed, turn in list(self.turns.items())]
         return sealed({"header": self.header, "turns": turns})
 
@@ -60,13 +60,13 @@ def begun(header: dict[str, str], content: bytes | None) -> Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Remembered:
-    """A completer that answers for turns that have ended, and keeps those that end."""
+    """A `Completer` that replays turns that have ended, and records those that end."""
 
     inner: Completer
     progress: Progress
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
-        """As the completer, which is asked for what is not known."""
+        """Returns a turn's completion: the recorded one, or the completer's."""
         asked = _asked(prompt, sampling)
         known = self.progress.turns.get(sampling.seed)
         if known is not None and known[0] == asked:
@@ -86,7 +86,7 @@ class RememberedOne:
     count: int = 1
 
     async def each(self, work: Callable[[int, Completer], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on the engine; as `types.Completers` says."""
         return await self.inner.each(lambda k, one: work(k, Remembered(one, self.progress)))
 
 

@@ -1,10 +1,10 @@
-"""A reader of a fleet: reads what a trainer somewhere planned, bundle by bundle, until it ends.
+"""A rollout worker (a fleet's reader): samples what a trainer planned, bundle by bundle.
 
 Reader and trainer meet in one folder (`fleet`), and everything that a reader has to know is there:
 the config, which policy the run began with, what is planned, the versions. A reader comes and goes
 as it likes. What it reads of a bundle follows from plan and weights; the turns that have ended are
-put beside it every so often, and whoever goes on with the bundle is given them again
-(`engine.replay`), so that the bits are those of a reader that nobody ever killed.
+put beside it every so often, and a reader that goes on with the bundle is given them again
+(`engine.replay`), so that the bits are those of a reader that was never killed.
 
 A reader with nothing else to do begins what another has begun, if that takes much longer than a
 bundle of its own did: the other may be dead. Above: commands.rollout; below: rollouts.
@@ -49,7 +49,7 @@ from notepad_jax.types import PolicySnapshot
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """What a reader did."""
+    """A summary of a reader's work."""
 
     run: str
     bundles: int
@@ -57,11 +57,11 @@ class Read:
 
 
 def read(run: str, me: str, policy: str | None, screen: Screen, alone: Callable[[], bool]) -> Read:
-    """Reads for the run in the folder, or under the URL, `run` until it ends.
+    """Runs a rollout worker for the run in the folder, or under the URL, `run` until that ends.
 
     `me` is the reader's name: one that is started again under the same goes on with what it had
     begun. `policy` is where the run's first policy lies here, if that is elsewhere. It also ends
-    when `alone` says that nobody wants it any more. Raises ValueError for a folder without a run
+    when `alone` says that its parent is gone. Raises ValueError for a folder without a run
     and for a policy, task files or code other than the run's, and `stopping.Stopped` when it is
     told to stop; then the turns that have ended are kept.
     """
@@ -165,7 +165,7 @@ def _prepared(
 
 @dataclasses.dataclass
 class PinnedReader:
-    """Reads bundles, one after another, each by its version."""
+    """A reader of pinned bundles: one after another, each by its policy version."""
 
     claims: Claims
     rollouts: Rollouts
@@ -187,7 +187,7 @@ class PinnedReader:
             await self.take(bundle)
 
     async def next(self) -> Bundle | None:
-        """Returns what is to be read next, when there is something; None when the run has ended."""
+        """Waits for and returns the next bundle to read; None when the run has ended."""
         while True:
             names = self.claims.objects.names()
             if schedule.ENDED in names or self.alone():
@@ -203,7 +203,7 @@ class PinnedReader:
     # ------------------------------------------------------------ one bundle
 
     async def take(self, bundle: Bundle) -> None:
-        """Reads a bundle and puts it, unless somebody else has by then; raises Stopped."""
+        """Reads a bundle and puts it, unless another reader has by then; raises Stopped."""
         began, what = time.monotonic(), f"step {bundle.step}, part {bundle.number}"
         draws = f"{len(bundle.ordinals)} draws by version {bundle.version}"
         self.screen.say(f"{what}: {draws}")
@@ -240,7 +240,7 @@ class PinnedReader:
         return Spooled(self.claims.terms, told, dataclasses.asdict(self.engine.take_stats()))
 
     def _superfluous(self, bundle: Bundle) -> bool:
-        """Puts turns beside, if enough have ended; returns whether nobody wants the bundle."""
+        """Puts turns beside, if enough have ended; returns whether the bundle is not wanted."""
         if self.keep_turns and self.replays.ended >= self._put + self.keep_turns:
             self._keep(bundle)
         return (

@@ -1,4 +1,4 @@
-"""Known sicknesses of a training run, seen in its metrics and said in words, with the mend.
+"""Health checks of a training run: known failure modes, seen in its metrics, and their remedies.
 
 Each is a pure function of the first lines of metrics.jsonl and the last ones; what it returns is
 for people. It is said once a run: the lines before a step tell whether it was said already, also to
@@ -31,7 +31,7 @@ SOME_USE, HALF = 0.02, 0.5  # rate of an action that was in use; share of readin
 
 @dataclasses.dataclass(frozen=True)
 class TurnLimits:
-    """What turns may have, in tokens, and what is done about those that are cut."""
+    """Token limits of turns, and what is done about those that are cut."""
 
     memory: int
     answer: int  # all its contexts
@@ -51,7 +51,7 @@ def limits_of(config: Training) -> TurnLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Sickness:
-    """One that a run shows."""
+    """A failure mode that a run shows."""
 
     name: str
     step: int
@@ -63,7 +63,7 @@ class Sickness:
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """The course of a run up to a step, as far as anybody looks; means are nan if not known."""
+    """The first and last metrics of a run up to a step; means are nan if not known."""
 
     first: Sequence[Line]  # LONG lines at most
     last: Sequence[Line]  # 2 LONG lines at most
@@ -87,17 +87,17 @@ def _mean(lines: Sequence[Line], name: str) -> float:
 
 
 def lines_of(metrics: Sequence[Line]) -> list[Line]:
-    """Returns the lines of steps; those of validations lie between them."""
+    """Returns the metrics of steps alone; lines of validations lie between them."""
     return [line for line in metrics if "groups/sampled" in line]
 
 
 def at_last(lines: Sequence[Line], limits: TurnLimits) -> list[Sickness]:
-    """Returns what the last of these lines of steps shows, seen with those before it."""
+    """Returns the failure modes that the last of these steps shows, given those before it."""
     return _seen(_View(lines[:LONG], lines[-2 * LONG :], limits))
 
 
 def course(lines: Sequence[Line], limits: TurnLimits) -> list[Sickness]:
-    """Returns what a run has shown, each sickness at the first step that showed it."""
+    """Returns the failure modes that a run has shown, each at the first step that showed it."""
     found: dict[str, Sickness] = {}
     for end in range(1, len(lines) + 1):
         for one in _seen(_View(lines[:LONG], lines[max(0, end - 2 * LONG) : end], limits)):

@@ -1,4 +1,4 @@
-"""What a training run leaves to look at: report.html, its best step, and the next commands.
+"""The result of a training run: report.html, its best step, and the next commands.
 
 Everything is read from the run's folder, so a page can be made again whenever one likes. Above:
 commands; below: report.training_page and telemetry.metrics.

@@ -1,4 +1,4 @@
-"""The rollout under way: stopped between two launches or killed, and gone on with from a file.
+"""Partial rollouts: one that was stopped or killed is resumed from a file of its finished turns.
 
 What is kept are the turns that had ended (`engine.replay`); everything else of a rollout follows
 from them and the checkpoint: the draws, the prompts, the memory of every reading, the noise. So
@@ -6,7 +6,7 @@ the file lies beside the checkpoints, belongs to one step of one run, and leaves
 done. Where it does not fit, or was damaged, one line says so, and the step is drawn again: what
 comes out is the same, it only takes longer.
 
-A run that is told to stop writes all turns that have ended. A kill tells nobody, so turns are
+A run that is told to stop writes all turns that have ended. A kill gives no notice, so turns are
 written as they end as well, so many at a time, in a thread of its own: no launch waits for a disk.
 Above: train; below: stopping, engine.journal.
 """
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class UnderWay:
-    """What a run keeps of its rollouts; one `rolled` and one `done` a step.
+    """Keeps the turns of the rollout under way in a file; one `rolled` and one `done` a step.
 
     `settings` are what the turns depend on, beside the step: JSON values, compared by key. Turns
     are kept in segments of `keep_turns`; with 0 only when the run is told to stop.
@@ -111,7 +111,7 @@ class UnderWay:
         self.replays.begin(known)
         rolling = await self.stop.until(rollout)
         if self.stop.number is None or (not rolling.cancelled() and rolling.exception()):
-            # Whoever asks from here on lets the step end; should that not be granted, the
+            # A request to stop from here on lets the step end; should that not be granted, the
             # rollout is kept nevertheless.
             self.stop.keep = self.keep
             result = rolling.result()
@@ -159,7 +159,7 @@ class UnderWay:
             self._begin(header)
 
     def _begin(self, header: Mapping[str, Any]) -> None:
-        # On a host that is not the first's, nobody has made the run's folder.
+        # On a host that is not the first's, the run's folder was not made yet.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         journal.begin(self._path, {**header, "settings": self._settings}, self.replays.turns)
         self._step, self._file = header["step"], header

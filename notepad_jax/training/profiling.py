@@ -1,6 +1,6 @@
 """A profile of some steps of a run: what its devices and threads did, by jax's own profiler.
 
-`--profile STEP` is for who wants to know where a step's time goes: from the first draw to the last
+`--profile STEP` shows where a step's time goes: from the first draw to the last
 update, on one time line, with the blocks that `jax.named_scope` names. Python calls are not traced:
 a rollout makes millions, and to write them down takes longer than they do. Of several processes the
 first records its devices. Only the clock sees it: metrics of a profiled run are those of any other.
@@ -22,9 +22,9 @@ TRACES = "plugins/profile/*/*.trace.json.gz"  # in that, as jax has it
 
 
 class Profiler:
-    """Owns the profile of `steps` while it is recorded; a context manager around a run's steps.
+    """A profiler of the steps `steps`; a context manager around a run's steps.
 
-    `say` is told where it lies, or, when the run ends, that none of the steps came.
+    `say` is told where the profile lies, or, when the run ends, that none of the steps came.
     """
 
     def __init__(self, steps: range, folder: Path, say: Callable[[str], None]) -> None:

@@ -1,10 +1,10 @@
-"""What a run was asked to do, and what of that was changed on the way.
+"""The history of a run's settings: its config, and every change of it on `--resume`.
 
 `history.jsonl` in the run's folder is only ever appended to: its first line has the config that the
 run began with, and every `--resume` that changes one adds what it was and what it is by now.
 config.json has the present alone; what it should say follows from here. Where a run's steps lie
-elsewhere (`checkpoint.folder`), its settings lie beside them, too (`run.json`): whoever finds the
-steps knows which run they are, and can go on with it, also when the run's folder is gone. Above:
+elsewhere (`checkpoint.folder`), its settings lie beside them, too (`run.json`): so the steps alone
+say which run they are of, and can be gone on with, also when the run's folder is gone. Above:
 train, run_log, outcome, check and cli.
 """
 
@@ -35,7 +35,7 @@ GONE = None  # the value of a key that there is no more, or was not yet: no sett
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a run was gone on with."""
+    """A change of settings when a run was resumed."""
 
     step: int  # done by then
     date: str
@@ -45,7 +45,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What is known of a run's settings; a run of an earlier version has no beginning."""
+    """The settings of a run and their changes; a run of an earlier version has no beginning."""
 
     begun: Mapping[str, Any] | None  # by key
     changes: tuple[Change, ...]
@@ -53,7 +53,7 @@ class History:
 
     @property
     def now(self) -> Mapping[str, Any] | None:
-        """The settings that follow."""
+        """The settings after all changes."""
         if self.begun is None:
             return None
         after = {key: new for one in self.changes for key, (_, new) in one.changed.items()}
@@ -68,7 +68,7 @@ def begin(folder: Path, config: Training) -> None:
 
 
 def change(folder: Path, step: int, config: Training, said: Mapping[str, Any]) -> None:
-    """Writes down what differs by now, after `step` steps; `said` is what config.json said.
+    """Records the settings that differ by now, after `step` steps; `said` is what config.json said.
 
     The first process does this.
     """
@@ -164,7 +164,7 @@ def beside(where: Folder) -> dict[str, Any] | None:
 
 
 def how_to_go_on(elsewhere: str, where: Folder) -> str:
-    """Says how to go on with the run whose steps lie in `where`; nothing where nobody can."""
+    """Says how to go on with the run whose steps lie in `where`; nothing where it is impossible."""
     if elsewhere and beside(where) is not None:
         return f"go on with it (--resume --config.checkpoint.folder={elsewhere}), "
     return ""

@@ -1,9 +1,9 @@
-"""A run with readers, learnt again from what it had chosen: `train --replay RUN`.
+"""Replay of a run with readers: its updates are computed again and compared: `train --replay RUN`.
 
 The weights of a live fleet depend on what came when, and everything that they depend on was written
-down: plans, spooled objects, choices. Where a run keeps them (`fleet.keep`), a trainer to whom they
-are given finds every step read, as after a kill, waits for nobody and has to come out with the same
-bits. That is all there is to it: what is compared is the newest step of the run. Above:
+down: plans, spooled objects, choices. Where a run keeps them (`fleet.keep`), a trainer that is
+given them finds every step read, as after a kill, waits for no reader and has to come out with the
+same bits. That is all there is to it: what is compared is the newest step of the run. Above:
 commands.train; below: train and fleet.
 """
 
@@ -33,7 +33,7 @@ KINDS = (schedule.PLAN, schedule.SPOOL, schedule.CHOICE)
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What came of it: the same weights, or `replay` had raised."""
+    """The result of a replay: the same weights, or `replay` had raised."""
 
     run: str
     steps: int
@@ -74,13 +74,13 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
 
 
 def text(made: Replayed) -> str:
-    """Returns what is printed of it."""
+    """Returns what is printed of a replay."""
     return f"{made.steps} steps of {made.run}, learnt again, end with the same weights"
 
 
 def _again(config: Training, last: int, place: str) -> Training:
     f = config.fleet
-    bundles = f.bundles if f.live else f.parts(config.rollout.documents)  # whoever read them
+    bundles = f.bundles if f.live else f.parts(config.rollout.documents)  # however they were read
     changes = {"fleet.readers": 0, "fleet.apart": True, "fleet.bundles": bundles}
     return keys.changed(config, {**changes, "steps": last, "checkpoint.folder": place})
 

@@ -1,4 +1,4 @@
-"""How a training run samples, out of its config: what goes together, and what cannot act.
+"""Builds a training run's rollouts from its config, and checks what goes together.
 
 Above: train; below: rollouts, which this builds.
 """
@@ -32,7 +32,7 @@ def rollouts(
     config: Training, stream: TaskStream, completer: Completer, tokenizer: Tokenizer,
     template: Template, rules: Rules,
 ) -> Rollouts:  # fmt: skip
-    """Returns how a run samples. Raises ValueError for a config that cannot work."""
+    """Returns a run's rollouts. Raises ValueError for a config that cannot work."""
     r = config.rollout
     stream, length = lengths.in_windows(stream, tokenizer, r.window, r.documents, config.seed)
     answers = scoring(config, rewards.Shown(tokenizer, template, rules))
@@ -60,7 +60,7 @@ def rollouts(
 
 
 def _teacher(said: str) -> imitation.Teacher | None:
-    """Returns whom a run imitates. Raises ValueError for a run that has no right reading."""
+    """Returns the teacher to imitate. Raises ValueError for a run that has no right reading."""
     if not said:
         return None
     if said == imitation.SCRIPT:
@@ -98,7 +98,7 @@ def check(config: Training) -> None:
 
 
 def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
-    """Returns how a run rewards an answer. Raises ValueError for what does not go together."""
+    """Returns a run's reward function. Raises ValueError for what does not go together."""
     found, g = rewards.of(config.tasks.reward, shown=shown), config.grpo
     if not g.overlong_window:
         return found
@@ -114,7 +114,7 @@ def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
 
 
 def idle(config: Training) -> Iterator[str]:
-    """Yields, in words, what was chosen of rewards and draws and cannot act."""
+    """Yields, in words, settings of rewards and draws that cannot act."""
     g = config.grpo
     if g.overlong_window and not g.overlong_weight:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"

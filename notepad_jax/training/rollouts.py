@@ -40,7 +40,7 @@ from notepad_jax.types import Chunks, Draw, Group, Task
 
 
 class Apart(Protocol):
-    """Others who read (`fleet.Fleet`)."""
+    """Separate readers that sample a step's draws (`fleet.Fleet`)."""
 
     live: bool  # a reading goes on by newer versions of the policy
 
@@ -48,7 +48,7 @@ class Apart(Protocol):
         """Returns which draws `step` learns from, when they are read; None: the next ones."""
 
     async def read(self, step: int, ordinals: Sequence[int]) -> Sequence[Mapping[str, Any]]:
-        """Returns what bundles of these draws came to, as they `serialization.tell` it."""
+        """Returns the groups and failures of bundles of these draws, as `serialization.tell`."""
 
 
 class ReadingsFailed(ValueError):
@@ -57,7 +57,7 @@ class ReadingsFailed(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-    """Draws and reads; what it remembers is in the ledgers that it is given and returns."""
+    """A run's rollouts: draws and reads; its state is in the ledgers it is given and returns."""
 
     stream: TaskStream
     reader: Reader
@@ -70,12 +70,12 @@ class Rollouts:
     local: local.LocalSamples
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
-    teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+    teacher: imitation.Teacher | None = None  # that writes the turns; None: the policy itself
     length: Length = lambda ordinal: 0
-    apart: Apart | None = None  # who reads a step's draws; None: they are read here
+    apart: Apart | None = None  # readers of a step's draws; None: they are read here
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
-        """Returns what policy `version` has to learn from, and metrics of how it came about.
+        """Returns the rollout that policy `version` learns from, and its metrics.
 
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
@@ -213,7 +213,7 @@ class Rollouts:
         """Returns the draws of each process, with the lengths of their documents.
 
         The first process looks, for all: what it cannot read another might, and one account is
-        needed of who reads what.
+        needed of which process reads what.
         """
         told = hosts.broadcast(lambda: list(self._lengths(stage, ordinals).values()))
         return [{ordinals[k]: told[k] for k in own} for own in shares.deal(told, hosts.count())]

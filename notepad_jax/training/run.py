@@ -1,4 +1,4 @@
-"""A run of training: what it holds between two steps, and how they are saved and handed over."""
+"""A training run between two steps: its state, and how a step is saved and handed over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from notepad_jax.types import PolicySnapshot
 
 @dataclasses.dataclass
 class Run:
-    """What lives as long as a training run."""
+    """The state of a training run, alive as long as the run."""
 
     config: Training
     rollouts: Rollouts
@@ -82,9 +82,9 @@ def learning_version(run: Run) -> int:
 
 
 async def rolled(run: Run, version: int) -> tuple[Rollout, dict[str, float]]:
-    """Returns what is learnt from next, and its metrics: read here, or when readers have.
+    """Returns the next step's rollout and its metrics: read here, or when readers have.
 
-    Raises Stopped if somebody asked for it meanwhile; what has ended is kept, here or by readers.
+    Raises Stopped if the run was told to stop; what has ended is kept, here or by readers.
     """
     rolling, step = run.rollouts.step(run.ledger, version), run.step + 1
     if run.fleet is None:

@@ -1,4 +1,4 @@
-"""What a training run tells people: its files of lines and a table, step by step.
+"""A training run's log: its JSONL files and the printed table, step by step.
 
 Of several processes the first tells; the others would say the same. Above: train; below:
 telemetry and rollout.archive.
@@ -36,7 +36,7 @@ COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", 
 
 @dataclasses.dataclass(frozen=True)
 class Tell:
-    """Who is told of a run's course."""
+    """The functions that log a run's steps and validations."""
 
     # (step, metrics, timings, the account before the step, what was sampled): writes the step's
     # lines and returns what shows that it is done, to be called when it is saved.
@@ -48,7 +48,7 @@ class Tell:
 
 @contextlib.contextmanager
 def opened(folder: Path, resume: bool) -> Iterator[Path]:
-    """Holds the run's folder for all processes: the first one does, and tells if it cannot.
+    """Opens and locks the run's folder for all processes: the first one does, and tells if not.
 
     Raises as `run_folder.opened` does; where there are several processes, in all of them.
     """
@@ -65,7 +65,7 @@ def opened(folder: Path, resume: bool) -> Iterator[Path]:
 def telling(
     config: Training, folder: Path, screen: Screen, reader: Reader, done: int, resume: bool
 ) -> Iterator[Tell]:
-    """Yields what is told of every step; `done` of them lie behind."""
+    """Opens the run's log files and yields the functions that log; `done` steps lie behind."""
     if not hosts.first():
         yield Tell(lambda *step: lambda: None, lambda *validated: None)
         return

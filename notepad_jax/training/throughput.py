@@ -1,4 +1,4 @@
-"""What a training step computed, in tokens and model FLOPs, and how fast.
+"""Throughput metrics of a training step: tokens, model FLOPs, seconds and MFU.
 
 Counts are metrics: the same run gives the same. What a clock says goes to `timings`. Model FLOPs
 (`model.flops`) are of the work as it is shared: a prefix that a group has in common counts once.
@@ -19,7 +19,7 @@ from notepad_jax.planner.peak import Peak
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Seconds of a step's parts, and which of them went into compiling."""
+    """The seconds of a step's parts, and which of them went into compiling."""
 
     rollout: float
     update: float
@@ -28,7 +28,7 @@ class Clock:
 
 
 def of_rollout(engine: EngineStats, policy: PolicyConfig, adapters: int) -> dict[str, float]:
-    """Returns the metrics of what the engines of all processes did; `engine` counts our own.
+    """Returns the rollout's metrics of the engines of all processes; `engine` counts our own.
 
     `adapters` are elements that lie beside the weights (`model.flops`).
     """
@@ -49,7 +49,7 @@ def of_rollout(engine: EngineStats, policy: PolicyConfig, adapters: int) -> dict
 def timings(
     clock: Clock, metrics: Mapping[str, float], packed_tokens: int, peak: Peak | None
 ) -> dict[str, float]:
-    """Returns what the clock says of a step; no MFU where nothing was learnt or no peak is known.
+    """Returns a step's timings; no MFU where nothing was learnt or no peak is known.
 
     MFU is model FLOPs over what the devices compute at most in the update's seconds, of which
     those of packing and, in a run's first steps, of compiling are part.

@@ -1,4 +1,4 @@
-"""`notepad-jax train`: rollout, reward, update, hand-off, again.
+"""The training loop (`notepad-jax train`): rollout, reward, update, hand-off, again.
 
 One step reads like this: draw documents; read every question G times with the engine; replace
 groups that teach nothing; learn from the others (`learner`); save a checkpoint; the engine adopts
@@ -181,7 +181,7 @@ def prepare(
     config: Training, folder: Path, screen: Screen, resume: bool, step: int | None,
     stop: stopping.Stop | None = None, mended: bool = False,
 ) -> Run:  # fmt: skip
-    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    """Loads the policy and builds the run, restored from a checkpoint where there is one."""
     asked, anew = config, step is not None
     words = check(config, folder, resume, step, mended)  # before anything is written or removed
     waiting.look()
@@ -268,7 +268,7 @@ def prepare(
         screen.say(f"update/mfu is the share of {run.peak}")
     if fresh:
         named = _named(asked, run)
-        record.put_beside(folder, named)  # before there is a step that nobody knows
+        record.put_beside(folder, named)  # before there is a step without settings
         checkpoints.keep_base(learner.base(learning, stored))
         save(run, ledger)
         record.begin(folder, named)
@@ -291,7 +291,7 @@ def _handoff(config: Training, checkpoints: Checkpoints, wanted: Any, frozen: An
 
 
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
-    """Rollout and update; returns (metrics, timings, what was sampled)."""
+    """One training step, rollout and update; returns (metrics, timings, what was sampled)."""
     began, before, compiling = time.perf_counter(), run.ledger, compiled.watched()
     compiled_before, version = compiling.seconds, learning_version(run)
     rollout, metrics = await rolled(run, version)

@@ -52,7 +52,7 @@ ABOUT_ONE = 4  # questions about a synthetic document
 
 @dataclasses.dataclass
 class Validation:
-    """What is read, and what was found so far."""
+    """The validations of a run: the held-out items, and the scores so far."""
 
     every: int  # steps; 0: never
     steps: int  # of the run: the last is validated, too
@@ -83,7 +83,7 @@ class Validation:
 
     @property
     def ending(self) -> str:
-        """What is said of a run that is `exhausted`."""
+        """The message for a run that is `exhausted`."""
         return (
             f"step {self.found[-1].step} is the last: {self.patience} validations brought nothing "
             f"better than step {self.best.step} (validation.patience)"
@@ -92,7 +92,7 @@ class Validation:
     # ------------------------------------------------------------ one validation
 
     async def measure(self, step: int, stop: Stop, screen: Screen) -> dict[str, float]:
-        """Reads all items with what the engine holds; raises Stopped if somebody asked for it."""
+        """Reads all items with what the engine holds; raises Stopped if told to stop."""
         tasks, lengths = zip(*((item.task, item.length) for item in self.items), strict=True)
         dealt = shares.whole_documents(tasks, lengths, hosts.count())
         own = [self.items[number] for number in dealt[hosts.index()]]
@@ -136,7 +136,7 @@ class Validation:
         return True
 
     def digest(self) -> str:
-        """Tells apart what is read and how; scores of one digest may be compared."""
+        """A digest of what is read and how; scores of one digest may be compared."""
         told = [self.reader.sampling.temperature, self.reader.sampling.top_p]
         told += [(item.key, item.task.question, item.task.answers) for item in self.items]
         told += [self.reward] if self.reward else []
@@ -160,7 +160,7 @@ def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[Ev
 
 
 def items(config: Training, stream: TaskStream, tokenizer: Tokenizer, screen: Screen) -> list[Item]:
-    """Returns what a run reads at each validation.
+    """Returns the held-out items that a run reads at each validation.
 
     Raises ValueError for tasks that cannot be had, and for questions that are too long.
     """
@@ -209,7 +209,7 @@ def check_settings(config: Training, tokenizer: Tokenizer) -> None:
             f"validation.suite is {v.suite!r}; use one of {eval_jobs.SYNTHETIC}, "
             f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
         )
-    if v and v.split_by not in ways:  # a share is held out, also where nobody reads it
+    if v and v.split_by not in ways:  # a share is held out, also where it is not read
         raise ValueError(f"validation.split_by is {v.split_by!r}; use {' or '.join(ways)}")
     if not v or not v.every:
         return
@@ -315,7 +315,7 @@ def _metrics(results: Sequence[Result]) -> dict[str, float]:
 
 
 def told(lines: Iterable[Mapping[str, float]], step: int) -> dict[str, float] | None:
-    """Returns what the lines of a run say of the validation of a step, if they do."""
+    """Returns the validation metrics of a step among a run's lines, if they are there."""
     found = [line for line in lines if line["step"] == step and SCORE in line]
     return {name: found[-1][name] for name in found[-1] if name != "step"} if found else None
 

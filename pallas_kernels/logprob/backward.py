@@ -32,8 +32,9 @@ from pallas_kernels.tiles import LOG2E, dot
 
 
 def backward(setup: Setup, residuals: Any, cotangents: Any) -> Any:
-    """d logits = (d_logprob (onehot - p) + d_lse p - d_entropy p (log p + entropy)) / temperature.
+    """Returns the gradients dx and dw, by a kernel each.
 
+    d logits = (d_logprob (onehot - p) + d_lse p - d_entropy p (log p + entropy)) / temperature.
     The kernels see it as p (a + b log2 p) + c onehot, three numbers a token.
     """
     x, w, labels, lse, entropy = residuals

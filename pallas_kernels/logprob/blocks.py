@@ -1,4 +1,4 @@
-"""What the three logprob kernels share: the setup, and how tokens and weights are cut."""
+"""Shared by the three logprob kernels: the static setup, and the blocks of tokens and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pallas_kernels.tiles import LOG2E
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What is fixed when the kernels are compiled."""
+    """The static parameters of the kernels, fixed when they are compiled."""
 
     temperature: float
     valid_vocab: int  # of the whole vocabulary

@@ -1,4 +1,4 @@
-"""The call: heads first, rows padded to whole blocks, and where the gradients come from."""
+"""The call of packed attention: heads first, rows padded to whole blocks, custom VJP."""
 
 from __future__ import annotations
 

@@ -78,13 +78,13 @@ def _forward_kernel(
             lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
 
 
-# jax drops a jit whose results nobody needs, and never a pallas_call: a layer whose outputs are
+# jax drops a jit whose results are not needed, and never a pallas_call: a layer whose outputs are
 # kept (`remat`) must not run this again in its backward.
 @functools.partial(jax.jit, static_argnames="interpret")
 def forward(
     q_NTH: Array, k_KSH: Array, v_KSH: Array, schedule: Schedule, interpret: Interpret = False
 ) -> tuple[Array, Array]:
-    """Returns (out [N, T, H], lse float32 [N, T])."""
+    """Returns attention's (out [N, T, H], lse float32 [N, T])."""
     N, T, H = q_NTH.shape
     walk = walk_by_query(schedule, N, k_KSH.shape[0], H)
     heads, bq, _ = walk.queries.block_shape

@@ -1,4 +1,4 @@
-"""What the two packed kernels share: how a block list is walked, and what happens in a block.
+"""Shared by the two packed kernels: the grid over a block list, and the mask within a block.
 
 A kernel is a `pallas_call` over the entries of a list (`call_over`), with the list's tables in
 scalar memory; one step serves several query heads (`heads_per_step`).
@@ -75,7 +75,7 @@ def windowed(schedule: Schedule) -> bool:
 
 
 def bounds(schedule: Schedule) -> Array:
-    """[1, S]: kv_end; with a window [2, S], below it k_reach. An operand has its price."""
+    """The mask's key bounds [1, S]: kv_end; with a window [2, S], below it k_reach: one operand."""
     return jnp.stack([schedule.kv_end, schedule.k_reach][: 1 + windowed(schedule)])
 
 
@@ -122,12 +122,12 @@ def score_scale(head_size: int) -> float:
 
 
 def column(row: Array) -> Array:
-    """[1, n] -> [n, 128]: a number per lane becomes a number per row, in every lane."""
+    """Transposes [1, n] -> [n, 128]: a number per lane to a number per row, in every lane."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def visible_keys(i: Array, j: Array, kv_end: Array) -> Array:
-    """j <= i < kv_end in one comparison a score: below j, i - j wraps around to a huge number."""
+    """The mask j <= i < kv_end in one comparison a score: i - j wraps around to huge below j."""
     unsigned = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
     return unsigned(i - j) < unsigned(jnp.maximum(kv_end - j, 0))
 
@@ -154,7 +154,7 @@ def at(flag: int, flags: Array) -> Callable:
 
 
 def masked_and_not(flags: Array, heads: int, compute: Callable[[bool, Array], None]) -> None:
-    """Two bodies for every head, so that full blocks do no mask work."""
+    """Runs `compute` for every head, with or without a mask: full blocks do no mask work."""
     for masked in (True, False):
 
         @pl.when(((flags & PARTIAL) != 0) == masked)

@@ -1,4 +1,4 @@
-"""The calls: checks, queries and tokens as the kernels want them, and who takes which sequence.
+"""The calls of paged attention: checks, operands, and which kernel takes which sequence.
 
 `paged_attention` decodes, over `PageTables`. `ragged_paged_attention` takes any mix: `decode` has
 the leading sequences, `write` and then `mixed` the others.
@@ -97,7 +97,7 @@ def ragged_paged_attention(
     sizes: PagedSizes | None = None,
     interpret: Interpret = False,
 ) -> tuple[Float[Array, "T N H"], Pages]:
-    """Writes the new keys and values of B sequences into the cache, then attends.
+    """Ragged paged attention: writes new keys and values of B sequences into the cache, attends.
 
     Sequence b owns queries cu_q_lens[b] .. cu_q_lens[b + 1]; they are the last tokens of its
     context of kv_lens[b] tokens, and each sees the context up to and including itself. Queries

@@ -1,4 +1,4 @@
-"""Decoding: one new token a slot, a shared prefix read once for its row, limited by memory traffic.
+"""The decode kernel: one new token a slot, a row's shared prefix read once; memory-bound.
 
 A row's work is a list of *runs*: the pages of its shared prefix, which meet the queries of all
 members at once, then each member's private pages, which meet that member's. The online softmax
@@ -274,7 +274,7 @@ def attend(
     sizes: PagedSizes,
     interpret: Any,
 ) -> tuple[Array, Pages]:
-    """One query a slot, T in all; `token_RM` are those of each row's members.
+    """Decode attention with one query a slot, T in all; `token_RM` are those of a row's members.
 
     `shared` is false where no row has a prefix, which then is not compiled for.
     """

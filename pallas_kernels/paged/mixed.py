@@ -1,4 +1,4 @@
-"""Mixed: sequences with any number of new tokens, limited by the matrix units.
+"""The mixed kernel: sequences with any number of new tokens; compute-bound.
 
 Query blocks are cut at fixed places of the token axis, whatever the sequences; the kernel walks
 a list of (query block, sequence) pairs, and for each pair the key blocks that its last query
@@ -161,7 +161,7 @@ def attend(
     sizes: PagedSizes,
     interpret: Any,
 ) -> Array:
-    """Attention of the active sequences; the rows of other tokens are unspecified."""
+    """Paged attention of the active sequences; the rows of other tokens are unspecified."""
     _, _, K, Z, H = pages.data.shape
     B, P = rows_BP.shape
     T, N, _ = q_TNH.shape

@@ -1,4 +1,4 @@
-"""The list of work that the decode kernel walks: runs of pages, and whose queries meet them.
+"""The work list of the decode kernel: runs of pages, and the queries that meet each.
 
 Plain jnp, a few hundred integers a call. Above: `call` makes it; `decode` prefetches it.
 """
@@ -15,7 +15,7 @@ from pallas_kernels.pages import PageTables
 
 
 class Runs(NamedTuple):
-    """What the kernel walks, prefetched: for each row its prefix, then its M members' own pages."""
+    """The work list, prefetched scalars: for each row its prefix, then its M members' own pages."""
 
     starts: Array  # int32 [J + 1]: where each run's pages begin in the flat list
     table_at: Array  # int32 [J]: where they begin in `table`

@@ -1,4 +1,4 @@
-"""How a ragged call is cut into blocks: the sizes, what must hold of them, and lists of work.
+"""Block sizes of the paged kernels, what must hold of them, and their work lists.
 
 Used by the three kernels beside this file; `tuning` has the figures by chip.
 """
@@ -86,7 +86,7 @@ def check_sizes(sizes: PagedSizes, data: Any, entries: int) -> None:
 
 
 def page_count(tokens: int, page_size: int) -> int:
-    """Pages that hold about `tokens` tokens: at most one lane tile or a multiple of it, else 1."""
+    """Page count for about `tokens` tokens: at most one lane tile or a multiple of it, else 1."""
     unit = math.lcm(page_size, LANES)
     if tokens >= unit:
         return tokens // unit * unit // page_size
@@ -94,12 +94,12 @@ def page_count(tokens: int, page_size: int) -> int:
 
 
 def tile_rows(dtype: Any) -> int:
-    """Rows of a tile: what a DMA into the middle of a page must be a multiple of."""
+    """The rows of a tile: what a DMA into the middle of a page must be a multiple of."""
     return 32 // jnp.dtype(dtype).itemsize
 
 
 def entries(counts_B: Array, bound: int) -> tuple[Array, Array, Array]:
-    """A list of `counts_B[b]` entries for each b.
+    """A flat work list of `counts_B[b]` entries for each b.
 
     Returns ([E] b, [E] index within b, [] entries); E = bound. Unused entries repeat the last b.
     """

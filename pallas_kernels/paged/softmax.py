@@ -32,7 +32,7 @@ def as_queries(x: Array, dtype: Any) -> Array:
 
 
 def scales_of(pages: list[Array]) -> Array | None:
-    """[] -> None; [[pages, 1, Z]] -> [1, pages * Z]: one number a key, in lanes as scores are."""
+    """Scales as rows: [] -> None; [[pages, 1, Z]] -> [1, pages * Z], in lanes as scores are."""
     if not pages:
         return None
     (scales,) = pages
@@ -40,12 +40,12 @@ def scales_of(pages: list[Array]) -> Array | None:
 
 
 def finite_scales(scales: Array, count: Any) -> Array:
-    """Zeros from lane `count` on: what nobody wrote may be NaN."""
+    """Zeros scales from lane `count` on: what was never written may be NaN."""
     return jnp.where(lax.broadcasted_iota(jnp.int32, scales.shape, 1) < count, scales, 0)
 
 
 def first_rows(values: Array, count: Any) -> Array:
-    """Zeros from row `count` on: slots that nobody sees may hold NaN, and 0 * NaN would spread."""
+    """Zeros from row `count` on: slots that no query sees may hold NaN; 0 * NaN would spread."""
     seen = lax.broadcasted_iota(jnp.int32, values.shape, 0) < count
     return jnp.where(seen, values.astype(jnp.float32), 0).astype(values.dtype)
 
@@ -57,7 +57,7 @@ def reset(m_ref: Any, l_ref: Any, acc_ref: Any) -> None:
 
 
 def normalised(l_ref: Any, acc_ref: Any, at: Any) -> Array:
-    """acc / l; 0 for a query that saw no key (its acc is 0)."""
+    """The softmax's output, acc / l; 0 for a query that saw no key (its acc is 0)."""
     total = l_ref[at]
     inverse = 1 / jnp.where(total == 0, 1, total)
     acc = acc_ref[at]

@@ -1,4 +1,4 @@
-"""Writing the new keys and values of a mixed call into the cache, before it attends.
+"""The write kernel: new keys and values of a mixed call go into the cache, before it attends.
 
 Page by page: read, shift, select, write, since DMAs need tiles of 16 rows and new tokens begin
 anywhere. An XLA scatter would do the same, but as one small read-modify-write a token, one
@@ -82,7 +82,7 @@ def write(
     sizes: PagedSizes,
     interpret: Any,
 ) -> Pages:
-    """Writes the new tokens of the active sequences, page by page."""
+    """Writes the active sequences' new keys and values into the cache, page by page."""
     R, _, K, Z, H = pages.data.shape
     T, (B, P) = new[0].shape[0], rows_BP.shape
     q_lens_B = cu_B1[1:] - cu_B1[:-1]

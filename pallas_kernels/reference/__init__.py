@@ -1,4 +1,4 @@
-"""The three operations in plain jnp, a file each: the kernels' twins, and the path of CPUs.
+"""Reference implementations in plain jnp, a file each: the kernels' twins, and the path of CPUs.
 
 `dense` is packed attention without blocks, the oracle of tests; `slices` the path of GPUs.
 """

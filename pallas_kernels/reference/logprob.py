@@ -25,7 +25,7 @@ def token_logprob(
     axis_name: str | None = None,
     block: int = 1024,
 ) -> tuple[Float[Array, " T"], Float[Array, " T"], Float[Array, " T"]]:
-    """`pallas_kernels.token_logprob`, one block of tokens after the other.
+    """`pallas_kernels.token_logprob` in plain jnp, one block of tokens after the other.
 
     Only [block, V] logits exist at a time, forward and (by recomputation) backward.
     """

@@ -24,7 +24,7 @@ def packed_attention(
     v_BSKH: Float[Array, "B S K H"],
     schedule: Schedule,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """`pallas_kernels.packed_attention`, one block after the other: right for a few cores."""
+    """`pallas_kernels.packed_attention` in jnp, one block after the other: for a few cores."""
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
     q = _queries(q_BTNH, K, schedule.q_size)

@@ -182,7 +182,7 @@ def ragged_paged_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "T N H"], Pages]:
-    """The operation of `paged.ragged_paged_attention`, same arguments and results.
+    """`paged.ragged_paged_attention` in plain jnp, same arguments and results.
 
     Of `distribution_3` only the last number, how many sequences count, changes anything.
     """

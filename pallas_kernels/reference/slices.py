@@ -31,9 +31,9 @@ def sliced_packed_attention(
     v_BSKH: Float[Array, "B S K H"],
     schedule: Schedule,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """`pallas_kernels.packed_attention`, `schedule.q_size` queries at a time.
+    """`pallas_kernels.packed_attention` through XLA, `schedule.q_size` queries at a time.
 
-    Of the schedule only the mask and that size are read: its list is for who skips blocks.
+    Of the schedule only the mask and that size are read: its list is for code that skips blocks.
     Memory holds the scores of a few slices, float32 [B, N, q_size, S] each.
     """
     (B, T, N, H), (S, K) = q_BTNH.shape, k_BSKH.shape[1:3]

@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp reads them, in the terms of Hugging Face folders."""
+"""GGUF import: files as llama.cpp reads them, in the terms of Hugging Face folders."""

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as a published config.json.
+"""From the metadata of a GGUF file to a published config.json.
 
 Four architectures are known, which are five families of ours (Mistral is a `llama` there). What
 llama.cpp would compute and we would not is refused by its key. Numbers are float32 in the file

@@ -1,4 +1,4 @@
-"""What GGUF calls the tensors that Hugging Face folders name otherwise.
+"""Tensor names of GGUF files, and their names in Hugging Face folders.
 
 A table of one line a kind of tensor. Experts lie in one tensor with an axis for them, where
 safetensors have a tensor each: `TensorPlace` names the tensor and the entry of it. Names that no
@@ -74,7 +74,7 @@ def published(
 
 
 def spelled(name: str) -> str:
-    """What GGUF calls a tensor that has `name` in a Hugging Face folder."""
+    """The GGUF name of a tensor that has `name` in a Hugging Face folder."""
     for theirs, ours in ENDS.items():
         if name == ours:
             return theirs

@@ -31,7 +31,7 @@ MOST_PARTS = 3_000_000  # numbers and strings of all metadata; Qwen 2.5 has 0.9 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class File:
-    """A GGUF file whose header was read and fits the file."""
+    """An open GGUF file whose header was read and fits the file."""
 
     path: Path
     metadata: Mapping[str, Any]  # numbers, strings, bools, and lists of them

@@ -1,4 +1,4 @@
-"""The tokenizer's files that the metadata of a GGUF file stand for.
+"""From the metadata of a GGUF file to the tokenizer's files (tokenizer.json and others).
 
 A file of kind `gpt2` (byte-level BPE) has tokens, their types and merges, as a tokenizer.json
 has; how text is split before merging, it only names (`tokenizer.ggml.pre`). The splits known

@@ -1,1 +1,1 @@
-"""Hugging Face folders: names, configs, weights in and out."""
+"""Hugging Face folders: names, configs, import and export of weights."""

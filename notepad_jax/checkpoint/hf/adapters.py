@@ -1,7 +1,7 @@
-"""Adapters alone, as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
+"""Import and export of PEFT adapters: adapter_config.json and adapter_model.safetensors.
 
-What was trained of a policy with low-rank adapters is a few megabytes beside a published model that
-everybody has. PEFT (and vLLM) load such a folder onto that model and compute W + lora_alpha / r * B
+What was trained of a policy with low-rank adapters is a few megabytes beside a published model,
+which users have. PEFT (and vLLM) load such a folder onto it and compute W + lora_alpha / r * B
 A, with A [r, inputs] and B [outputs, r]; ours (`model.lora`) are the transposes with heads as an
 axis and layers stacked. Names and foldings come from the table of the policy's family (`names`,
 below) as one `Layout` a leaf, which reading (`sharded_loading`) and writing (`writing`) use in
@@ -95,7 +95,7 @@ def layouts(config: PolicyConfig, lora: Lora) -> dict[str, Layout]:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A folder of adapters that were found to fit a policy; no weight is read yet."""
+    """An open folder of adapters that fit a policy; no weight is read yet."""
 
     lora: Lora
     layouts: Mapping[str, Layout]
@@ -110,7 +110,7 @@ def lie_in(folder: str | Path) -> bool:
 
 
 def base_name(folder: str | Path) -> str:
-    """Returns what adapter_config.json calls the policy that is adapted."""
+    """Returns the name of the base model, as adapter_config.json has it."""
     name = _read(folder).get("base_model_name_or_path")
     if not isinstance(name, str) or not name or not name.isprintable():
         raise StoreProblem(
@@ -121,7 +121,7 @@ def base_name(folder: str | Path) -> str:
 
 
 def read_lora(folder: str | Path, config: PolicyConfig) -> Lora:
-    """Returns how the policy of `config` is adapted, as adapter_config.json says.
+    """Returns the LoRA configuration of adapter_config.json, for the policy of `config`.
 
     Raises StoreProblem for what is not computed here, each by its name.
     """

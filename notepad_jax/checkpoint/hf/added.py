@@ -1,4 +1,4 @@
-"""A base with its adapters added in, leaf by leaf."""
+"""LoRA merging at export: a base with its adapters added in, leaf by leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published config.json to `PolicyConfig` and back.
+"""Conversion between a published config.json and `PolicyConfig`, both ways.
 
 Read in the spelling of transformers 4 or 5, written in that of 4. What our decoder would
 compute differently from transformers is refused in one line. What a family takes for granted

@@ -1,4 +1,4 @@
-"""Values out of a published JSON object, each checked as it is read.
+"""Checked access to a published JSON object's values.
 
 A config.json comes from anywhere: a number may be a string, a list, true, 10^400 or NaN. Every
 value that means something to us goes through one of these methods, which return what they
@@ -24,7 +24,7 @@ class ImportProblem(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """A JSON object and the words by which messages name it. All methods raise ImportProblem."""
+    """A JSON object with checked access, and its name for messages; methods raise ImportProblem."""
 
     text: Mapping[str, Any]
     where: str

@@ -1,4 +1,4 @@
-"""A folder that appears, or takes the place of an older one, by one rename.
+"""Atomic folder replacement: a folder appears, or replaces an older one, by one rename.
 
 `new_folder` gives a temporary sibling to write into. If all goes well it becomes the target
 in one step; whatever stops the block, the target is what it was, and what a kill leaves
@@ -28,7 +28,7 @@ from notepad_jax.telemetry.identity import sync_folder
 def new_folder(
     target: str | Path, needed_bytes: int = 0, overwrite: bool = False
 ) -> Iterator[Path]:
-    """Gives a temporary folder that becomes `target` by one rename if the block succeeds.
+    """A context with a temporary folder that becomes `target` by one rename if it succeeds.
 
     Whatever stops the block, `target` is what it was. An exception leaves nothing behind; a
     kill leaves a hidden sibling, which the next call for this target removes. Raises
@@ -51,7 +51,7 @@ def new_folder(
         yield temporary
         temporary.chmod(0o755)  # mkdtemp's are private
         sync_folder(temporary)
-        _refuse_target(folder, overwrite)  # somebody else may have been faster
+        _refuse_target(folder, overwrite)  # another process may have been faster
         _take_name(temporary, folder)
     except Exception as problem:
         # Libraries that write with C++ wrap the errno into a message.

@@ -52,7 +52,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """Where one tensor lies."""
+    """The location of one tensor in a safetensors file."""
 
     file: str
     dtype: np.dtype
@@ -63,7 +63,7 @@ class Located:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Safetensors:
-    """A folder of safetensors files whose headers were read and found consistent."""
+    """An open folder of safetensors files, whose headers were read and found consistent."""
 
     where: str  # the folder or URL, for messages
     kvstore: Any  # a ts.KvStore whose path ends with "/"
@@ -80,7 +80,7 @@ class Safetensors:
 
     @classmethod
     def of(cls, where: str, kvstore: Any) -> Safetensors:
-        """As `open`, of a key-value store that is open already."""
+        """Opens, as `open`, what lies in a key-value store that is open already."""
         found: dict[str, Located] = {}
         index = _index(where, kvstore)
         files = [_only_file(where, kvstore)] if index is None else sorted(set(index.values()))
@@ -103,7 +103,7 @@ class Safetensors:
 
     @classmethod
     def single(cls, where: str, kvstore: Any, file: str) -> Safetensors:
-        """As `of`, of one file and whatever it is called."""
+        """Opens, as `of`, one file, whatever it is called."""
         return cls(where, kvstore, _header(where, kvstore, _only_file(where, kvstore, file)))
 
     def located(self, name: str) -> Located:

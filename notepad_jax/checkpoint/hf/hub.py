@@ -1,4 +1,4 @@
-"""A model of the Hugging Face Hub by its id, `Qwen/Qwen2.5-0.5B-Instruct`: fetched once.
+"""Downloads from the Hugging Face Hub by model id, `Qwen/Qwen2.5-0.5B-Instruct`: fetched once.
 
 It lies in the Hub's own cache (HF_HOME) afterwards, where it is found without a network, too.
 Above: setup.policies.

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out: the table of a family, read and written as safetensors.
+"""Import and export of Hugging Face folders: the table of a family, over safetensors.
 
 Of the neighbours below, `names` knows what tensors are called and how they are folded, `config`
 reads config.json, `headers`, `sharded_loading` and `writing` know files; this module joins them: a
@@ -46,7 +46,7 @@ Tree = dict[str, Any]
 
 
 def layouts(config: PolicyConfig) -> dict[tuple[str, ...], Layout]:
-    """Returns, for the path of every parameter, where its published tensors lie."""
+    """Returns the layout of every parameter in published tensors, by the parameter's path."""
     found = {}
     for path, group in itertools.groupby(names.table(config), key=lambda part: part.path):
         parts = list(group)
@@ -99,7 +99,7 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
 
 
 def open_published(source: str | Path) -> Published:
-    """As `open_policy`, with everything that an import takes along."""
+    """Reads and checks what `open_policy` does, with everything that an import takes along."""
     config, store = open_policy(source)
     kinds = Counter(NAMES[located.dtype] for located in store.tensors.values())
     text = storage.read_json(str(source), store.kvstore, CONFIG)
@@ -154,7 +154,7 @@ def as_stored(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
 
 
 def open_tree(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
-    """Returns parameters that are read when they are indexed (`sharded_loading.PublishedLeaf`)."""
+    """Returns lazy parameters, read when they are indexed (`sharded_loading.PublishedLeaf`)."""
     return _tree(
         (path, sharded_loading.PublishedLeaf(store, layout))
         for path, layout in layouts(config).items()
@@ -213,7 +213,7 @@ def export(
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
 ) -> Export:
-    """Writes a policy, one tensor at a time, all or nothing (`writing.write`).
+    """Writes a policy as a Hugging Face folder, all or nothing, tensor by tensor (`writing.write`).
 
     Leaves of `params` are arrays of any sharding, or `lazy_arrays.Stored`: whatever has a shape,
     a dtype and `[index]`. They are written in `dtype`, or as they are. `beside` are files to

@@ -181,7 +181,7 @@ def check(
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How one `model_type` is read. What differs between families is all here."""
+    """A model family (`model_type`): all that its checkpoints have otherwise than another's."""
 
     architecture: str
     rows: tuple[LeafNames, ...]

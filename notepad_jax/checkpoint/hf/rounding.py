@@ -1,4 +1,4 @@
-"""What a dtype takes of what was learnt, measured while a policy is exported.
+"""The rounding error of an export's dtype on what was learnt, measured while exporting.
 
 A weight in bfloat16 has no room for a change below half a unit in its last place, some 1e-3 of it,
 and many steps of training at a small rate are less. Above: `added`, which adds a delta up, and
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Rounding:
-    """Adds up what is left of a change when weights are written in `dtype`.
+    """Accumulates the rounding error of a change when weights are written in `dtype`.
 
     `moved` counts the weights that training changed, and `unseen` those of them that are written
     as they were. `lost` is the relative error of what is left of the change D beside the start W,
@@ -46,7 +46,7 @@ class Rounding:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compared:
-    """A leaf that is compared with what it was at the start when it is indexed: `leaf[layer]`."""
+    """A lazy leaf that is compared with its start value when it is indexed: `leaf[layer]`."""
 
     leaf: Any  # whatever has a shape, a dtype and `[index]`; the next too
     start: Any

@@ -1,4 +1,4 @@
-"""Parameters of ours read out of published tensors, straight onto devices.
+"""Sharded loading: parameters read out of published tensors, straight onto devices.
 
 `Layout` says which tensors make up a parameter and how their axes are folded; the table of a
 model family (`names`, through `huggingface` above) makes Layouts. `place` builds one sharded
@@ -33,7 +33,7 @@ EXPONENTS = {
 
 
 class Store(Protocol):
-    """Where published tensors come from."""
+    """A source of published tensors: safetensors or a GGUF file."""
 
     @property
     def where(self) -> str:
@@ -52,7 +52,7 @@ class Store(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one parameter of ours lies in published tensors.
+    """The layout of one parameter of ours in published tensors.
 
     The parameter's leading axes, len(`stack`) of them, count tensors (layers, or layers and
     experts); `names` lists those in row-major order, one name if `stack` is (). Each tensor
@@ -92,9 +92,9 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PublishedLeaf:
-    """A parameter that is read when it is indexed, one tensor at a time: `leaf[layer]`.
+    """A lazy parameter, read when it is indexed, one tensor at a time: `leaf[layer]`.
 
-    What `lazy_arrays.Stored` is of an orbax step, for those who stream a policy through.
+    What `lazy_arrays.Stored` is of an orbax step, for programs that stream a policy through.
     """
 
     store: Store

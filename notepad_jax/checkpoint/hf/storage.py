@@ -57,7 +57,7 @@ def refuse_special(source: str, file: str) -> None:
         return
     try:
         kind = (Path(source) / file).stat().st_mode
-    except (OSError, ValueError):  # absent, or no name; whoever reads it says so
+    except (OSError, ValueError):  # absent, or no name; the read that follows says so
         return
     if not stat.S_ISREG(kind):
         what = "a folder" if stat.S_ISDIR(kind) else "a pipe or a device"

@@ -1,4 +1,4 @@
-"""Safetensors written all or nothing, to a local folder or a bucket.
+"""Writing of safetensors, all or nothing, to a local folder or a bucket.
 
 `write` plans the parts, then streams one tensor at a time into a temporary folder beside the
 target, which takes the target's name by one rename (`folder_swap`, beside); a bucket gets its
@@ -30,10 +30,10 @@ PART_BYTES = 5 * 10**9  # of tensors in one file; what Hugging Face's own tools 
 
 @dataclasses.dataclass(frozen=True)
 class FileNames:
-    """What the files of an export are called."""
+    """The file names of an export."""
 
     weights: str  # of tensors that fit one part
-    config: str  # without which nobody reads the rest
+    config: str  # without which the rest is not read
 
 
 POLICY = FileNames(WEIGHTS, CONFIG)
@@ -54,7 +54,7 @@ class PlannedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What an export wrote."""
+    """A summary of what an export wrote."""
 
     folder: str
     files: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a client of JetStream's gRPC server asks for, checked before anything is queued.
+"""Validation of requests to JetStream's gRPC server, before anything is queued.
 
 JetStream's message has a prompt and a limit. How a completion is sampled has no field there, so
 it comes as metadata of the call, under the names that `serve` has for it: temperature, top_p,
@@ -20,36 +20,36 @@ SEEDS = 2**63  # seeds go from -SEEDS to SEEDS - 1, as everywhere
 
 
 class Refused(ValueError):
-    """A request that is not answered; its words are for the client."""
+    """A request that is rejected; its message is for the client."""
 
 
 class NoKey(Refused):
-    """The key is missing, or another."""
+    """The API key is missing, or another."""
 
 
 def nobody_leaves() -> bool:
-    """The client of a prompt that has none."""
+    """Never gone: the `gone` of a prompt that has no client."""
     return False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JetStreamRequest:
-    """One completion, as it travels through the stock orchestrator in the place of a request."""
+    """A checked request for one completion, in the place of the stock orchestrator's request."""
 
     ids: Tokens  # the whole prompt
     sampling: SamplingParams
-    gone: Callable[[], bool] = nobody_leaves  # whether nobody waits for it any more
+    gone: Callable[[], bool] = nobody_leaves  # whether its client has hung up
     session_cache: str = ""  # a stock request's; sessions are not kept
 
     @property
     def max_tokens(self) -> int:
-        """As a stock request's."""
+        """The completion's token limit, under a stock request's name."""
         return self.sampling.max_new_tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class CompletionLimits:
-    """What prompts and completions may be. `seed_of` is the noise of a client's seed."""
+    """Limits of prompts and completions. `seed_of` is the noise of a client's seed."""
 
     vocabulary: int  # token ids that there are
     max_prompt: int  # tokens
@@ -63,7 +63,7 @@ def checked(
     request: Any, metadata: Iterable[tuple[str, str | bytes]], encode: Callable[[str], Tokens],
     limits: CompletionLimits,
 ) -> JetStreamRequest:  # fmt: skip
-    """Returns a `DecodeRequest` as it is run. Raises Refused, and NoKey."""
+    """Returns a gRPC `DecodeRequest` as a checked request. Raises Refused, and NoKey."""
     given = {name: value for name, value in metadata if isinstance(value, str)}
     check_key(given, limits.key)
     if request.session_cache:

@@ -1,4 +1,4 @@
-"""Everything we have to know about google-jetstream 0.2.2's rough edges, in one place.
+"""Compatibility with google-jetstream 0.2.2: its faults, and the repairs, in one place.
 
 JetStream is archived, but its Engine interface is the one our engine implements, and its
 orchestrator and gRPC server can serve it. Its package pulls in seqio and with it TensorFlow; we
@@ -88,7 +88,7 @@ class Results(engine_api.ResultTokens):
 def results(
     tokens_BK: np.ndarray, logprobs_BK: np.ndarray, made_B: np.ndarray, lengths_B: np.ndarray
 ) -> Results:
-    """Lays tokens, their validity and the total lengths out in JetStream's one array."""
+    """Packs tokens, their validity and the total lengths into JetStream's one result array."""
     steps = tokens_BK.shape[1]
     valid_BK = np.arange(steps) < made_B[:, None]
     data = np.concatenate([tokens_BK, valid_BK, lengths_B[:, None]], axis=1).astype(np.int32)
@@ -103,7 +103,7 @@ def results(
 
 
 class StockTokenizer(tokenizer_api.Tokenizer):
-    """What the stock threads ask a tokenizer for: which tokens end a completion, and are dropped.
+    """The tokenizer of the stock threads: which tokens end a completion, and are dropped.
 
     None: a launch says itself where it ended. Texts become ids before the threads, and completions
     become text after them (`server`).
@@ -126,7 +126,7 @@ def load_orchestrator() -> types.ModuleType:
     orchestrator = _imported("jetstream.core.orchestrator")
     root.setLevel(level)
     root.removeHandler(orchestrator.handler)
-    orchestrator.logging = logging.getLogger("jetstream")  # its words are nobody else's
+    orchestrator.logging = logging.getLogger("jetstream")  # its log lines go to no other logger
     orchestrator.delete_pytree = lambda tree: jax.tree.map(lambda x: x.delete(), tree)
     return orchestrator
 
@@ -151,7 +151,7 @@ def _imported(name: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def built_with(server: types.ModuleType, host: str, orchestrator: Any) -> Iterator[None]:
-    """In the block the stock server listens at `host`, and serves `orchestrator(driver=...)`.
+    """A context in which the stock server listens at `host` and serves `orchestrator(driver=...)`.
 
     Both are names of its modules: every address of the machine, and the stock class.
     """

@@ -1,4 +1,4 @@
-"""JetStream's verbs over our executor, so that its stock orchestrator can serve the engine.
+"""JetStream's Engine interface over our executor, so that its orchestrator can serve it.
 
 `prefill` runs one prompt into dense keys and values, `insert` puts them into a slot's pages,
 `generate` decodes all slots with the executor's one decode launch. Nothing is shared between
@@ -45,17 +45,17 @@ class Prefix:
 
 @dataclasses.dataclass
 class DecodeState:
-    """The cache and who is in it. The engine's methods change it in place."""
+    """The paged KV cache and the turn in each slot. The engine's methods change it in place."""
 
     device: Device
     executor: Executor  # that decodes on it
     pool: PagePool
-    slots: list[Context | None]  # who has ended stays, without pages, until the slot is taken
-    gone: list[Callable[[], bool]]  # of each slot: whether nobody waits for it any more
+    slots: list[Context | None]  # an ended turn stays, without pages, until its slot is taken
+    gone: list[Callable[[], bool]]  # of each slot: whether its client has hung up
 
 
 class PagedEngine(compat.Engine):
-    """See the module. `sampling` is for prompts that are bare token ids."""
+    """A JetStream `Engine` over a paged KV cache; `sampling` is for prompts of bare token ids."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class PagedEngine(compat.Engine):
         padded_tokens: Any,
         true_length: int,
     ) -> Prefix:
-        """Runs one prompt, ids or a `JetStreamRequest`; it continues an `existing_prefix`."""
+        """Prefills one prompt, ids or a `JetStreamRequest`; it continues an `existing_prefix`."""
         asked = padded_tokens
         if not isinstance(asked, JetStreamRequest):
             asked = JetStreamRequest(
@@ -133,8 +133,8 @@ class PagedEngine(compat.Engine):
     ) -> tuple[DecodeState, compat.Results]:
         """Decodes up to `steps_per_launch` tokens in every active slot.
 
-        Whoever has ended, or has nobody waiting, gives its pages back; the result of a slot that
-        made no token says so, and then the stock orchestrator takes the slot for the next prompt.
+        A turn that has ended, or whose client hung up, gives its pages back; the result of a slot
+        that made no token says so, and then the stock orchestrator gives it the next prompt.
         """
         slots, steps = decode_state.slots, self.settings.steps_per_launch
         for i, gone in enumerate(decode_state.gone):
@@ -157,7 +157,7 @@ class PagedEngine(compat.Engine):
         return decode_state, compat.results(new, logprobs, made, lengths)
 
     def free_slot(self, state: DecodeState, slot: int) -> None:
-        """Returns a slot's pages."""
+        """Empties a slot and releases its pages."""
         if state.slots[slot] is not None:
             state.pool.release(state.slots[slot].pages)
             state.slots[slot], state.gone[slot] = None, nobody_leaves

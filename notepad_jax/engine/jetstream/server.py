@@ -1,10 +1,10 @@
-"""JetStream's stock orchestrator and gRPC server over our engine, with a client's manners mended.
+"""JetStream's stock orchestrator and gRPC server over our engine, repaired for its clients.
 
 A request comes to `Orchestrator` in the server's event loop: it is checked, its text becomes ids,
 and the stock `Decode` queues it. The stock threads of `Driver` run it through the engine and hand
 its tokens back; here they become text again, as they come. What each of the three mends is listed
 in `compat`. Importing this module needs google-jetstream, grpcio and prometheus_client, so only
-`programs.jetstream` does, when somebody asks for it. Below: `engine` and `asked`.
+`programs.jetstream` does, when a user asks for it. Below: `engine` and `asked`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineFailed(RuntimeError):
 
 
 class TextSoFar(Protocol):
-    """The text of one completion, as its tokens come."""
+    """An incremental detokenizer: the text of one completion, as its tokens come."""
 
     def add(self, token: int) -> str: ...
 
@@ -52,7 +52,7 @@ class TextSoFar(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """How a policy's prompts become ids, and its completions text."""
+    """A policy's tokenizer: how prompts become ids, and completions text."""
 
     encode: Callable[[str], Tokens]
     saying: Callable[[], TextSoFar]
@@ -60,7 +60,7 @@ class Codec:
 
 
 class Driver(orchestrator.Driver):
-    """The stock threads, over one engine. A thread that fails is told to every client."""
+    """The stock driver threads over one engine; a thread's failure is told to every client."""
 
     def __init__(self, engine: PagedEngine, params: Params) -> None:
         self.failure: EngineFailed | None = None
@@ -73,11 +73,11 @@ class Driver(orchestrator.Driver):
 
     @property
     def queued(self) -> int:
-        """Requests that wait for their prefill, also those that nobody waits for any more."""
+        """How many requests wait for their prefill, also those whose client has hung up."""
         return self._prefill_backlog.qsize()
 
     def place_request_on_prefill_queue(self, request: Any) -> None:
-        """As the stock one; raises Failed if nobody would take it from there."""
+        """Queues a request as the stock driver does; EngineFailed if its threads have ended."""
         with self._lock:
             if self.failure is not None:
                 raise self.failure
@@ -95,7 +95,7 @@ class Driver(orchestrator.Driver):
                 backlog.put_nowait(None)
 
     def _process_prefill_content(self, request: Any, *_: Any) -> tuple[JetStreamRequest, int]:
-        """The prompt as it was asked; of one that nobody waits for, a token."""
+        """The prompt as it was asked; a single token of it if the client has hung up."""
         asked, gone = request.prefill_content, request.return_channel.cancelled
         ids = asked.ids[:1] if gone() else asked.ids
         return dataclasses.replace(asked, ids=ids, gone=gone), len(ids)
@@ -128,7 +128,7 @@ class Driver(orchestrator.Driver):
 
 
 class Orchestrator(orchestrator.LLMOrchestrator):
-    """The stock service behind a desk: who is refused is told why, as a gRPC status."""
+    """The stock gRPC service behind checks: a refused request gets a gRPC status that says why."""
 
     def __init__(self, driver: Driver, words: Codec, limits: CompletionLimits, most: int) -> None:
         """`most` requests may be under way, waiting ones included."""
@@ -204,7 +204,7 @@ class StockServer(server_lib.JetStreamServer):
         host: str,
         port: int,
     ) -> None:
-        """At `host`, a numeric address. ValueError where somebody listens already."""
+        """At `host`, a numeric address. ValueError where another server listens already."""
 
         def served(driver: Driver) -> Orchestrator:
             self.orchestrator = Orchestrator(driver, words, limits, most)
@@ -223,7 +223,7 @@ class StockServer(server_lib.JetStreamServer):
     def stop(self, farewell: float = 0.0) -> None:
         """Ends: replies under way have `farewell` seconds, and then threads and loop end.
 
-        The stock one ends its threads first, and clients wait for what nobody makes.
+        The stock one ends its threads first, and clients wait for what no thread makes.
         """
         closing = self._grpc_server.stop(farewell)
         asyncio.run_coroutine_threadsafe(closing, self._loop).result()
