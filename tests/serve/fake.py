@@ -31,6 +31,7 @@ from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.types import Completion, Finish, Piece, tokens
 from tests.text.test_chat import CHATML
 
+FINGERPRINT = "np-7"  # of the weights
 NAME = "arithmetic"
 TOKENIZER = fakes.tokenizer()
 
@@ -112,7 +113,7 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
         conversations=Conversations(ChatTemplate(pathlib.Path("fake"), CHATML, {}), TOKENIZER)
         if chat else None,
         sampling=TurnSampling(0.0, 1.0, template.stop_ids, 0), seat=streamer.seat, alive=alive,
-        missing=lambda: "", grammar=None, version=lambda: 7, fingerprint=lambda: "np-7",
+        missing=lambda: "", grammar=None, version=lambda: 7, fingerprint=lambda: FINGERPRINT,
         slots=streamer.slots, max_prompt=400, max_completion=64, most_stops=8,
     )  # fmt: skip
     return Served(**about | changes)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
 from notepad_jax.serve.readings import routes
+from tests.serve import fake
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, running, served, until
 from tests.serve.test_requests import VALUES
 
@@ -225,6 +226,16 @@ def test_a_reading_whose_file_is_another_now_says_so(tmp_path):
         assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
         (short,) = CLIENT.get(f"{url}/v1/readings").json()["data"]
         assert short.items() <= card.items()
+
+
+def test_a_reading_that_other_weights_began_says_so(tmp_path, monkeypatch):
+    with library(tmp_path, Arithmetic(pause=0.05)) as (url, _):
+        there = begin(url)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 1)
+    monkeypatch.setattr(fake, "FINGERPRINT", "np-8")
+    with library(tmp_path, text=None) as (url, _):
+        card = whole(url + there[there.index("/v1") :])
+        assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
 
 
 def test_a_broken_engine_ends_a_reading_in_words():

@@ -140,10 +140,11 @@ class ReadingJobs:
         shutil.rmtree(reading.folder, ignore_errors=True)
 
     def identity(self, file_id: str) -> dict[str, str]:
-        """Returns what a reading's answer depends on, beside the request: model, rules, file."""
+        """Returns what an answer depends on, beside the request: model, weights, rules, file."""
         served = self._served
         return {
-            "model": served.ids[1], "template": served.template.name, "rules": repr(served.rules),
+            "model": served.ids[1], "weights": served.fingerprint(),
+            "template": served.template.name, "rules": repr(served.rules),
             "file": self._files.document(file_id, "file_id").digest,
         }  # fmt: skip
 
@@ -227,7 +228,8 @@ class ReadingJobs:
 
         Refusal if the file is gone (404), or file, policy or limits are not what they were (409).
         """
-        if asked.identity != self.identity(asked.file_id):
+        # What an older version began knows nothing of the weights.
+        if not asked.identity.items() <= self.identity(asked.file_id).items():
             raise Refusal(
                 409, "this reading was begun over another file, by another model, or with other "
                 "limits; begin it again", None, "reading_changed",
