@@ -48,6 +48,8 @@ AGAIN = 0.2  # seconds until a turn that was given up is tried again, and a full
 log = logging.getLogger("notepad_jax.serve")
 
 Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
+CHANGED = (409, "this reading was begun over another file, or by another model, weights or limits; "
+           "begin it again", None, "reading_changed")  # fmt: skip
 
 
 class ReadingJobs:
@@ -202,6 +204,9 @@ class ReadingJobs:
         # In threads, what may wait for a disk or a bucket.
         chunks = await asyncio.to_thread(self.chunks, asked)
         await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
+        begun = any(one.turns for one in reading.courses)
+        if begun and asked.identity.get("weights") not in (None, self._served.fingerprint()):
+            raise Refusal(*CHANGED)
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.
         states = await asyncio.to_thread(
@@ -228,12 +233,9 @@ class ReadingJobs:
 
         Refusal if the file is gone (404), or file, policy or limits are not what they were (409).
         """
-        # What an older version began knows nothing of the weights.
-        if not asked.identity.items() <= self.identity(asked.file_id).items():
-            raise Refusal(
-                409, "this reading was begun over another file, by another model, or with other "
-                "limits; begin it again", None, "reading_changed",
-            )  # fmt: skip
+        ours = self.identity(asked.file_id)
+        if asked.identity | {"weights": ours["weights"]} != ours:
+            raise Refusal(*CHANGED)
         text = self._files.document(asked.file_id, "file_id")
         return ReadAhead(self._served, Parts((text,)), self.rules_of(asked))
 
