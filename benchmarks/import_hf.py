@@ -44,7 +44,7 @@ from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.writing import PlannedTensor, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.parallel import mesh, rules
+from notepad_jax.parallel import mesh
 from notepad_jax.programs import convert, export
 from notepad_jax.telemetry.screen import SilentScreen
 
@@ -93,7 +93,7 @@ def held_bytes() -> int:
 def measure(folder: str) -> dict[str, Any]:
     """Imports `folder` onto all devices; runs in a process of its own."""
     config, store = huggingface.open_policy(folder)
-    layout = parameters.shardings(config, mesh.make(), rules.TRAINING)
+    layout = parameters.shardings(config, mesh.make(), mesh.TRAINING)
     jax.block_until_ready([jax.device_put(np.zeros(8), d) for d in jax.devices()])  # backend is up
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     params = jax.block_until_ready(huggingface.import_params(config, store, layout, "bfloat16"))

@@ -31,7 +31,7 @@ from notepad_jax.grpo.state import TrainState, start
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
-from notepad_jax.parallel.rules import SERVING
+from notepad_jax.parallel.mesh import SERVING
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules

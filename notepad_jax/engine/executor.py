@@ -43,7 +43,6 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import rules
 from notepad_jax.types import NO_TOKENS, Alternatives, SamplingParams, tokens
 from pallas_kernels import Pages, PageTables, cache_head_size
 
@@ -343,7 +342,7 @@ def _abstract_cache(config: PolicyConfig, settings: EngineSettings, mesh: Mesh) 
     axes = (None, None, "kv_heads", None, None)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=rules.sharding(mesh, axes, x.shape, rules.SERVING)
+            x.shape, x.dtype, sharding=meshes.sharding(mesh, axes, x.shape, meshes.SERVING)
         ),
         pages,
     )

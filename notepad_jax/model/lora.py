@@ -31,7 +31,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Adapted, Quantized
 from notepad_jax.model.parameters import Params, Spec, join, specs
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import place, rules
+from notepad_jax.parallel import place
 
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -112,7 +112,7 @@ def _sides(matrix: NamedSharding, inputs: int, outputs: int) -> tuple[NamedShard
     """Where A and B of a stacked matrix live, which has so many input and output dimensions."""
     cut = (*matrix.spec, *[None] * (1 + inputs + outputs - len(matrix.spec)))
     into, out = (*cut[: 1 + inputs], None), (cut[0], None, *cut[1 + inputs :])
-    return tuple(NamedSharding(matrix.mesh, rules.trimmed(spec)) for spec in (into, out))
+    return tuple(NamedSharding(matrix.mesh, meshes.trimmed(spec)) for spec in (into, out))
 
 
 def _where(base: Params) -> Any:

@@ -1,7 +1,7 @@
 """The policy's parameter specs: shape, logical axes and initial scale of each, declared once.
 
 `specs(config)` is the single list of a policy's parameters. Initial values, shardings
-(`parallel.rules` maps the logical axes to mesh axes), abstract targets for restoring a
+(`parallel.mesh` maps the logical axes to mesh axes), abstract targets for restoring a
 checkpoint or for adopting it as an engine does, and the Hugging Face name table all read it.
 Leaves under "layers" are stacked: their first axis is the layer, and the forward pass scans
 over it. `unstacked` takes matrices apart for an engine whose device reads them faster so.
@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Quantized, Unstacked
 from notepad_jax.parallel import place
-from notepad_jax.parallel.rules import sharding, trimmed
+from notepad_jax.parallel.mesh import sharding, trimmed
 
 Params = Any  # nested dict of arrays; an engine's may hold `Quantized` or `Unstacked` matrices
 

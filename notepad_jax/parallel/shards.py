@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array
 
-from notepad_jax.parallel import rules
+from notepad_jax.parallel import mesh
 
 ROWS = PartitionSpec("fsdp")  # [B, ...], or flat over rows
 HEADS = PartitionSpec("fsdp", None, "tensor")  # [B, T, heads, ...]
@@ -67,10 +67,10 @@ def gathered(x: Array, axes: tuple[str | None, ...], dtype: Any) -> Array:
 
     @jax.custom_vjp
     def seen(x: Array) -> Array:
-        return _laid(x.astype(dtype), axes, rules.SERVING).astype(wider)
+        return _laid(x.astype(dtype), axes, mesh.SERVING).astype(wider)
 
     def back(_: None, d_x: Array) -> tuple[Array]:
-        return (_laid(d_x, axes, rules.TRAINING).astype(own),)
+        return (_laid(d_x, axes, mesh.TRAINING).astype(own),)
 
     seen.defvjp(lambda x: (seen(x), None), back)
     return seen(x)

@@ -26,7 +26,7 @@ from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import flops, lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel.rules import SERVING, TRAINING
+from notepad_jax.parallel.mesh import SERVING, TRAINING
 from notepad_jax.planner import workload
 from notepad_jax.planner.planned_policy import PlannedPolicy, policy_of
 from notepad_jax.planner.residents import bytes_of, on_the_way, shared

@@ -24,7 +24,7 @@ from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.steps import write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.parallel import mesh, rules
+from notepad_jax.parallel import mesh
 from notepad_jax.setup import habits, policies
 from notepad_jax.telemetry.screen import Bar, Screen
 
@@ -69,7 +69,7 @@ def import_hf(
     published = _opened(source)
     config = published.config
     dtype = known(dtype or config.dtype, (*DTYPES, "float16"))
-    layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
+    layout = parameters.shardings(config, mesh.make(tensor), mesh.TRAINING)
     config_json = (json.dumps(published.text, indent=2) + "\n").encode()
     kinds = ", ".join(f"{count} {kind}" for kind, count in published.kinds.items())
     screen.say(f"{source}: tensors are {kinds}; written as {dtype} (--dtype)")

@@ -21,7 +21,7 @@ import numpy as np
 from notepad_jax.checkpoint import commit, lazy_arrays, restore, steps
 from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.checkpoint.hf import adapters, added, huggingface, storage
-from notepad_jax.checkpoint.hf.rounding import Rounding, compared
+from notepad_jax.checkpoint.hf.added import Rounding, compared
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Export
 from notepad_jax.checkpoint.steps import read_meta
 from notepad_jax.model import lora, parameters

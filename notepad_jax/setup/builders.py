@@ -26,7 +26,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
-from notepad_jax.parallel.rules import SERVING, TRAINING
+from notepad_jax.parallel.mesh import SERVING, TRAINING
 from notepad_jax.reading.memory_rules import OwnRule
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import compiled, policies, sizes

@@ -19,7 +19,7 @@ from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import Decode, TailRow, shapes
 from notepad_jax.model import parameters
-from notepad_jax.parallel import mesh, rules
+from notepad_jax.parallel import mesh
 from pallas_kernels import aot
 
 pytestmark = [
@@ -69,7 +69,7 @@ def test_weights_lie_as_the_compiler_wants_them_on_tpu7x() -> None:
     there = jax.sharding.Mesh(chips, mesh.AXES)
     params = placed(
         parameters.abstract_params(config, "bfloat16"),
-        parameters.shardings(config, there, rules.SERVING),
+        parameters.shardings(config, there, mesh.SERVING),
     )
     shape = next(one for one in reversed(shapes(settings)) if isinstance(one, Decode))
     with pallas_kernels.using("pallas"), aot.nothing_kept():

@@ -10,7 +10,6 @@ from notepad_jax.model import attention, lora, lora_merge, policy
 from notepad_jax.model.matrices import Adapted, apply
 from notepad_jax.model.parameters import join, shardings
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import rules
 
 ALL = lora.Lora(rank=3, alpha=6.0, targets=tuple(lora.TARGETS))
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int32)
@@ -107,7 +106,7 @@ def test_factors_are_cut_as_their_matrices_are():
     """Width over "fsdp" where a trainer cuts it; heads and feed-forward over "tensor"."""
     mesh = jax.sharding.AbstractMesh((4, 2), meshes.AXES)
     fresh = jax.eval_shape(lambda: lora.init(tiny.CONFIG, ALL, jax.random.key(0)))
-    for table, width in ((rules.TRAINING, "fsdp"), (rules.SERVING, None)):
+    for table, width in ((meshes.TRAINING, "fsdp"), (meshes.SERVING, None)):
         where = shardings(tiny.CONFIG, mesh, table)
         found = lora.shardings(fresh, where)["layers"]
         inwards, outwards = (None, width), (None, None, "tensor")

@@ -21,7 +21,7 @@ from notepad_jax.checkpoint import abstract_trees
 from notepad_jax.model import attention, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from notepad_jax.model.matrices import Quantized, apply, quantize
-from notepad_jax.parallel import mesh, rules
+from notepad_jax.parallel import mesh
 
 MOE = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int32)
@@ -211,7 +211,7 @@ def test_an_int8_policy_is_little_more_than_half_of_a_bfloat16_one(name, whole):
 
 
 def test_a_scale_is_split_as_its_output_axes_are():
-    layout = parameters.shardings(MOE, jax.sharding.AbstractMesh((2, 2), mesh.AXES), rules.TRAINING)
+    layout = parameters.shardings(MOE, jax.sharding.AbstractMesh((2, 2), mesh.AXES), mesh.TRAINING)
     abstract = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
         parameters.abstract_params(MOE), layout,
@@ -235,19 +235,19 @@ import tiny
 from test_matrices import MOE, hidden, int8
 from notepad_jax.checkpoint import handoff
 from notepad_jax.model import parameters
-from notepad_jax.parallel import mesh as meshes, place, rules
+from notepad_jax.parallel import mesh as meshes, place
 from notepad_jax.types import PolicySnapshot
 
 assert jax.device_count() == 4
 mesh = meshes.make(tensor=2)
 for config in (tiny.CONFIG, MOE):
     params = parameters.init_params(config, jax.random.key(0))
-    spread = place.commit(params, parameters.shardings(config, mesh, rules.TRAINING))
+    spread = place.commit(params, parameters.shardings(config, mesh, mesh.TRAINING))
     target = parameters.rollout_target(
         config,
         jax.tree.map(
             lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-            params, parameters.shardings(config, mesh, rules.SERVING),
+            params, parameters.shardings(config, mesh, mesh.SERVING),
         ),
         "int8",
     )

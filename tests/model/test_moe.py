@@ -134,7 +134,7 @@ SPREAD = """
 import numpy as np, jax, jax.numpy as jnp
 from notepad_jax.model import attention, parameters, policy
 from notepad_jax.model.config import Experts, PolicyConfig
-from notepad_jax.parallel import mesh as meshes, place, rules
+from notepad_jax.parallel import mesh as meshes, place
 
 config = PolicyConfig(
     vocab_size=24, width=8, layers=2, heads=4, kv_heads=2, head_size=6, feed_forward=12,
@@ -145,7 +145,7 @@ rng = np.random.default_rng(0)
 draw = lambda s: jnp.asarray(rng.normal(size=s.shape) * s.scale * 2 + (s.scale == 0), "float32")
 params = parameters.map_specs(draw, config)
 mesh = meshes.make(tensor=2)
-table = dict(rules.TRAINING) | {"expert": "tensor"}
+table = dict(mesh.TRAINING) | {"expert": "tensor"}
 spread = place.commit(params, parameters.shardings(config, mesh, table))
 assert spread["layers"]["expert_gate"].addressable_shards[0].data.shape == (2, 2, 4, 6)
 

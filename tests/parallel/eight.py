@@ -27,7 +27,7 @@ from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts, PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import place, rules
+from notepad_jax.parallel import place
 from notepad_jax.types import PolicySnapshot, TrainBatch
 
 DENSE = dataclasses.replace(tiny.CONFIG, layers=2, heads=8, kv_heads=4)
@@ -77,7 +77,7 @@ def batch(rows: int = 16, width: int = 64) -> TrainBatch:
 def laid(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> tuple:
     """(frozen, trained) on `mesh`, as initialised: sharpened weights multiply rounding, too."""
     drawn = parameters.init_params(config, jax.random.key(0))
-    params = place.commit(drawn, parameters.shardings(config, mesh, rules.TRAINING))
+    params = place.commit(drawn, parameters.shardings(config, mesh, meshes.TRAINING))
     if case != "lora":
         return {}, params
     frozen, trained = lora.partition(config, params, ADAPTERS, jax.random.key(1))
@@ -191,7 +191,7 @@ def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
     prompts = tiny.prompts(per_prefix=1)
 
     def laid(version: int, there: jax.sharding.Mesh) -> PolicySnapshot:
-        where = parameters.shardings(config, there, rules.SERVING)
+        where = parameters.shardings(config, there, meshes.SERVING)
         shardings = lora.shardings(policies[version], where)
         return PolicySnapshot(version, place.commit(policies[version], shardings))
 

@@ -10,7 +10,7 @@ import tiny
 from notepad_jax.grpo import state
 from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import place, rules
+from notepad_jax.parallel import place
 
 
 def all_committed(tree) -> bool:
@@ -36,7 +36,7 @@ def test_what_lies_there_already_is_not_copied():
 
 
 def test_a_tree_of_shardings_says_where_each_leaf_lives():
-    layout = parameters.shardings(tiny.CONFIG, meshes.make(), rules.TRAINING)
+    layout = parameters.shardings(tiny.CONFIG, meshes.make(), meshes.TRAINING)
     placed = place.commit(jax.tree.map(np.asarray, tiny.params()), layout)
     assert jax.tree.map(lambda leaf: leaf.sharding, placed) == layout
 
@@ -66,7 +66,7 @@ def test_moments_lie_beside_their_parameters_and_counters_everywhere():
     there = meshes.make()
     masters = parameters.map_specs(
         lambda s: jax.ShapeDtypeStruct(
-            s.shape, "float32", sharding=rules.sharding(there, s.axes, s.shape, rules.TRAINING)
+            s.shape, "float32", sharding=meshes.sharding(there, s.axes, s.shape, meshes.TRAINING)
         ),
         tiny.CONFIG,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from notepad_jax.grpo import micro_batches
-from notepad_jax.parallel import mesh, rules
+from notepad_jax.parallel import mesh
 
 DEVICES, MOST_SECONDS = 8, 500  # it takes a tenth of that
 
@@ -83,9 +83,9 @@ def test_devices_that_cannot_be_split():
 def test_a_dimension_that_does_not_divide_is_named_with_both_numbers():
     four = jax.sharding.AbstractMesh((1, 4), mesh.AXES)
     with pytest.raises(ValueError, match="6 heads cannot be split over tensor=4"):
-        rules.sharding(four, ("heads",), (6,), rules.TRAINING)
+        mesh.sharding(four, ("heads",), (6,), mesh.TRAINING)
     with pytest.raises(ValueError, match="'head' has no rule"):
-        rules.sharding(four, ("head",), (8,), rules.TRAINING)
+        mesh.sharding(four, ("head",), (8,), mesh.TRAINING)
 
 
 def test_rows_that_devices_cannot_share_are_refused():
@@ -96,9 +96,9 @@ def test_rows_that_devices_cannot_share_are_refused():
 def test_layouts_that_are_the_same_compare_equal():
     """Axes of one device and whole dimensions at the end are not named."""
     row = jax.sharding.AbstractMesh((1, 4), mesh.AXES)
-    spec = rules.sharding(row, ("embed", "heads", None), (8, 8, 3), rules.TRAINING).spec
+    spec = mesh.sharding(row, ("embed", "heads", None), (8, 8, 3), mesh.TRAINING).spec
     assert tuple(spec) == (None, "tensor")
-    assert tuple(rules.sharding(mesh.one(), ("heads",), (8,), rules.TRAINING).spec) == ()
+    assert tuple(mesh.sharding(mesh.one(), ("heads",), (8,), mesh.TRAINING).spec) == ()
 
 
 # ---------------------------------------------------------------- rows in parts

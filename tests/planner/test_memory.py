@@ -20,7 +20,7 @@ from notepad_jax.grpo import update
 from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh
-from notepad_jax.parallel.rules import SERVING
+from notepad_jax.parallel.mesh import SERVING
 from notepad_jax.planner import lowering, machine, memory, planned_policy
 from notepad_jax.planner.machine import MachineMemory
 from notepad_jax.planner.memory import HeldBytes

@@ -10,7 +10,7 @@ import pytest
 from notepad_jax.reading import memory_agent, rounds
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
-from notepad_jax.reading.sources import Source, Sources
+from notepad_jax.reading.turns import Source, Sources
 from notepad_jax.types import Finish, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)

@@ -19,8 +19,7 @@ from notepad_jax.checkpoint.hf.adapters import (
     open_adapters,
     read_lora,
 )
-from notepad_jax.checkpoint.hf.added import Sum, added
-from notepad_jax.checkpoint.hf.rounding import Rounding
+from notepad_jax.checkpoint.hf.added import Rounding, Sum, added
 from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import Experts
 
