@@ -7,7 +7,7 @@ RULER and of the memory tasks at each length, greedily, by `notepad-jax eval` in
 ./runs/curve-NAME; a reading that is there is not made again, so the same command goes on after a
 kill. Prints the tables; `--page` keeps what was found in MEASURED, beside the page, and writes
 tables and picture between the page's marks: what was measured on another day, or another
-machine, stays until as many questions were asked anew. A second table has what GRPO gained on
+machine, stays until as many questions were asked anew. Further tables have what GRPO gained on
 imitation, question by question, of the readings that are here. At 1M single needles alone are
 asked for. `GRPO, two cores` reads with what `make smollm-train` makes; GRPO of another seed is a
 run: `notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
@@ -91,7 +91,7 @@ READERS = {
     "imitation": Reader("data/smollm2-imitated"),
     "GRPO, two cores": Reader("policies/smollm2-taught", longest="64k"),
     "GRPO": Reader("data/smollm2"),
-    "GRPO, seed 1": Reader("runs/smollm-1", longest="64k"),
+    "GRPO, two cores, seed 1": Reader("runs/smollm-1", longest="64k"),
     "full context": Reader("policies/smollm2", "full-context", "4k"),
     "recent only": Reader("policies/smollm2", "recent-only", "64k"),
 }
@@ -119,8 +119,8 @@ def main(argv: list[str] | None = None) -> None:
         lines = [json.dumps(dataclasses.asdict(point)) + "\n" for point in found]
         (said.page.parent / MEASURED).write_text("".join(lines), encoding="utf-8")
         marks.put(said.page, MARK, text)
-        if gained := gains(readings("imitation"), readings("GRPO")):
-            marks.put(said.page, GAINED, gain_table(gained))
+        if gained := gain_tables():
+            marks.put(said.page, GAINED, gained)
         render.picture(said.page.parent / PICTURE, pictures(found), columns=2)
 
 
@@ -237,6 +237,13 @@ def _gain(kind: str, lengths: tuple[int, ...], pairs: Sequence[tuple[Result, Res
     half = 1.96 * variance**0.5
     better, worse = (sum(sign * one > 0 for one in differences) for sign in (1, -1))
     return Gain(kind, lengths, n, mean, mean - half, mean + half, better, worse)
+
+
+def gain_tables() -> str:
+    """Returns what each reader after GRPO gained on imitation; "" where one of both is not here."""
+    before = readings("imitation")
+    found = {name: gains(before, readings(name)) for name in READERS if name.startswith("GRPO")}
+    return "\n\n".join(f"**{name}**\n\n{gain_table(own)}" for name, own in found.items() if own)
 
 
 def gain_table(found: Sequence[Gain]) -> str:

@@ -16,6 +16,8 @@ from notepad_jax.types import Finish
 
 ROOT = Path(__file__).parents[2]
 
+GAINED = "<!-- smollm-gained: begin -->\n<!-- smollm-gained: end -->\n"
+
 
 def result(task, number, length, correct):
     return Result(
@@ -30,7 +32,7 @@ def result(task, number, length, correct):
 def runs(tmp_path, monkeypatch):
     """The readings of two readers: single needles 3 of 4 at 1K and one counting question wrong."""
     monkeypatch.setattr(smollm, "RUNS", tmp_path)
-    for name, scores in (("imitation", (1, 1, 1, 0)), ("GRPO, seed 1", (1, 1, 1, 1))):
+    for name, scores in (("imitation", (1, 1, 1, 0)), ("GRPO, two cores, seed 1", (1, 1, 1, 1))):
         smollm.folder(name).mkdir()
         with TraceFile(smollm.folder(name) / READINGS) as file:
             for n, correct in enumerate(scores):
@@ -55,18 +57,20 @@ def test_tables_are_made_of_what_was_read(runs):
     needles = text[text.index("**single needles**") :].splitlines()
     assert needles[2] == "| | 1K |"
     assert needles[4].startswith("| imitation | 75.0% (") and needles[4].endswith("n 4 |")
-    assert needles[5].startswith("| GRPO, seed 1 | 100.0% (")
+    assert needles[5].startswith("| GRPO, two cores, seed 1 | 100.0% (")
     assert "| imitation | 60.0% (" in text and "n 5 |" in text
 
 
 def test_a_place_on_a_page(runs, tmp_path, capsys):
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- smollm: begin -->\nold\n<!-- smollm: end -->\nb\n")
+    page.write_text(f"a\n<!-- smollm: begin -->\nold\n<!-- smollm: end -->\nb\n{GAINED}b\n")
     (tmp_path / "images").mkdir()
     smollm.main(["--tables", "--page", str(page)])
     text = page.read_text()
     assert text.startswith("a\n<!--") and text.endswith("-->\nb\n") and "old" not in text
     assert "75.0%" in text and "75.0%" in capsys.readouterr().out
+    assert "**GRPO, two cores, seed 1**\n\n| | 1K |\n" in text  # what it gained
+    assert "| single needles | +25.0 (" in text and "n 4: 1 better, 0 worse |" in text
     assert (tmp_path / smollm.PICTURE).read_text().count("imitation")
     with pytest.raises(ValueError, match="has no place for results"):
         marks.put(page, "other", "")
@@ -74,11 +78,11 @@ def test_a_place_on_a_page(runs, tmp_path, capsys):
 
 def test_what_was_measured_elsewhere_stays_until_it_is_measured_anew(runs, tmp_path, capsys):
     page, kept = tmp_path / "page.md", tmp_path / smollm.MEASURED
-    page.write_text("<!-- smollm: begin -->\n<!-- smollm: end -->\n")
+    page.write_text(f"<!-- smollm: begin -->\n<!-- smollm: end -->\n{GAINED}")
     (tmp_path / "images").mkdir()
     smollm.main(["--tables", "--page", str(page)])
     whole, lines = page.read_text(), kept.read_text()
-    for name in ("imitation", "GRPO, seed 1"):  # as on a machine that has read nothing
+    for name in ("imitation", "GRPO, two cores, seed 1"):  # as on a machine that has read nothing
         (smollm.folder(name) / READINGS).unlink()
     smollm.main(["--tables", "--page", str(page)])
     assert (page.read_text(), kept.read_text()) == (whole, lines)
@@ -95,7 +99,9 @@ def test_what_was_measured_elsewhere_stays_until_it_is_measured_anew(runs, tmp_p
     needles = needles[needles.index("**single needles**") :].splitlines()
     assert needles[2] == "| | 1K | 2K |"
     assert "100.0%" in needles[4] and "n 6 | 0.0%" in needles[4]  # not 75% of four any more
-    assert needles[5].startswith("| GRPO, seed 1 | 100.0%") and needles[5].endswith("n 4 | - |")
+    assert needles[5].startswith("| GRPO, two cores, seed 1 | 100.0%") and needles[5].endswith(
+        "n 4 | - |"
+    )
 
 
 def test_nothing_read_is_said(tmp_path, monkeypatch):
