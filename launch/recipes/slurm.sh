@@ -17,8 +17,9 @@ common=(--parsable --requeue --open-mode=append "--chdir=$PWD")
 
 train=$(printf '%q ' notepad-jax train "$@" --name "$NAME" "--config.checkpoint.folder=$RUNS" \
     --config.fleet.apart=true "--config.fleet.bundles=${READERS:-1}")
+folder=$(printf '%q' "runs/$NAME")
 sbatch "${common[@]}" "${node[@]}" --job-name="$NAME" \
-    --wrap="[ ! -d runs/$NAME ] || again=--resume; exec $train \$again"
+    --wrap="[ ! -d $folder ] || again=--resume; exec $train \$again"
 
 rollout=$(printf '%q ' notepad-jax rollout "$RUNS/$NAME" --as)
 sbatch "${common[@]}" "${reader_node[@]}" --job-name="$NAME-readers" --array="0-$((${READERS:-1} - 1))" \

@@ -123,11 +123,14 @@ class Texts:
         self._lock = threading.Lock()
         self._file = _Bytes(path)
         with _named(path):
-            self._table = pyarrow.parquet.ParquetFile(self._file)
-            data = self._table.metadata
-            field = self._table.schema_arrow.field(column).type
+            plain = pyarrow.parquet.ParquetFile(self._file)
+            data, field = plain.metadata, plain.schema_arrow.field(column).type
             if not (pyarrow.types.is_string(field) or pyarrow.types.is_large_string(field)):
                 raise ValueError(f"{path}: column {column!r} must hold texts, it holds {field}")
+            # A text that many rows share lies in the file once, and stays so in memory.
+            self._table = pyarrow.parquet.ParquetFile(
+                self._file, metadata=data, read_dictionary=[column]
+            )
         groups = [data.row_group(number) for number in range(data.num_row_groups)]
         self._starts = [0]  # the row that each group begins with, and their number
         for group in groups:

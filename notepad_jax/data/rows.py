@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def written(task: Task, length: int) -> Iterator[bytes]:
     }
     blank = True
     try:
-        yield json.dumps(head, ensure_ascii=False)[:-1].encode() + b', "document": "'
+        said = _TEXT_KEY.sub(_escaped, json.dumps(head, ensure_ascii=False))
+        yield said[:-1].encode() + b', "document": "'
         for piece in task.document.pieces():
             blank = blank and not piece.strip()
             yield json.dumps(piece, ensure_ascii=False)[1:-1].encode()
@@ -133,6 +135,15 @@ def written(task: Task, length: int) -> Iterator[bytes]:
     yield b'"}'
 
 
+# A key that is called as the text is, in `extra`, at any depth: a text's own quotes are escaped.
+_TEXT_KEY = re.compile(r'"(document|context)":')
+
+
+def _escaped(key: re.Match[str]) -> str:
+    """Writes a key's first letter as an escape: readers look for the text by its key's bytes."""
+    return f'"\\u{ord(key[1][0]):04x}{key[1][1:]}":'
+
+
 def task_of(columns: dict[str, Any], document: Document, where: str, name: str) -> Pair:
     """Makes a task from the columns of a row; Fault saying what is wrong with which.
 
@@ -143,7 +154,7 @@ def task_of(columns: dict[str, Any], document: Document, where: str, name: str) 
     question = _text(columns, "question", where, NO_QUESTION)
     answers = _answers(columns, where)
     length = columns.get("length", 0)
-    if type(length) is not int or length < 0:
+    if type(length) is not int or not 0 <= length < 2**63:
         raise Fault(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
     evidence = columns.get("evidence", [])
     if not isinstance(evidence, list) or not all(map(_is_evidence, evidence)):

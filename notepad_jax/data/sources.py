@@ -11,6 +11,7 @@ array_records (task files), parquet, and the readers in foreign.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,7 +151,7 @@ def parse(raw: bytes, path: str | Path, line: int, start: int) -> Any:
 
     Fault for an object with a column given twice.
     """
-    text = decode(raw, path, line, start)
+    text = decode(raw if start else raw.removeprefix(codecs.BOM_UTF8), path, line, start)
     try:
         return json.loads(text, object_pairs_hook=once(f"{path} row {line}"))
     except Fault:

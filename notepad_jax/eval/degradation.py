@@ -67,7 +67,7 @@ def _between(reference: Summary, summary: Summary) -> Degradation:
         reference=reference.length,
         length=summary.length,
         absolute=none if same else difference(first, second),
-        relative=None if first.mean == 0 else none if same else relative_loss(first, second),
+        relative=None if first.low <= 0 else none if same else relative_loss(first, second),
     )
 
 

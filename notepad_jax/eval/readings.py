@@ -70,17 +70,19 @@ class Readings:
     def missing(self, items: Iterable[Item]) -> list[Item]:
         """Returns the items that have no result yet, in their order.
 
-        Raises ValueError for a result whose question or gold answers are not the item's.
+        Raises ValueError for a result whose question, gold answers or metric are not the item's.
         """
         left = []
         for item in items:
             done = self._done.get(item.key)
             if done is None:
                 left.append(item)
-            elif (done.question, done.gold) != (item.task.question, item.task.answers):
+            elif (done.question, done.gold, done.metric) != (
+                item.task.question, item.task.answers, item.task.metric
+            ):  # fmt: skip
                 raise ValueError(
-                    f"task {item.task.id!r} was read in {self._folder} with another question or "
-                    "other gold answers; begin a run of another name"
+                    f"task {item.task.id!r} was read in {self._folder} with another question, "
+                    "other gold answers or another metric; begin a run of another name"
                 )
         return left
 

@@ -304,11 +304,12 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
 def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]:
     """Suggested next commands after this evaluation."""
     again = f"notepad-jax eval --name {shlex.quote(folder.name)} --resume"
-    longest = max(result.length for result in results)
-    lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))
-    commands = [
-        Next("read longer documents too; what was read is kept", f"{again} --lengths {lengths}")
-    ]
+    commands = []
+    if not eval_jobs.is_file(config.evaluate.suite):  # a file has the lengths that it has
+        longest = max(result.length for result in results)
+        lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))
+        longer = "read longer documents too; what was read is kept"
+        commands.append(Next(longer, f"{again} --lengths {lengths}"))
     if any(result.failed for result in results):
         commands.insert(0, Next("make the readings that failed again", again))
     if not config.by_endpoint:
@@ -323,7 +324,7 @@ def text(outcome: EvaluationResult) -> str:
     """Returns what the command prints at the end."""
     lines = [table(outcome.by_length), ""]
     if outcome.failed:
-        again = f"notepad-jax eval --name {outcome.folder.name} --resume"
+        again = f"notepad-jax eval --name {shlex.quote(outcome.folder.name)} --resume"
         lines.append(f"{outcome.failed:,} readings failed and count as wrong; again with: {again}")
     return "\n".join([*lines, f"report  {outcome.report}"])
 

@@ -29,6 +29,11 @@ _KINDS = (
     ),
     re.compile(r"\b(?i:option|choice)" + _SAID),  # "Option: (c)"
     re.compile(r"(?:\(([A-Z])\)|^ ?\[?([A-Z])[.):\]])(?!\w)", re.MULTILINE),
+    # "A is the correct answer": no article, whatever follows.
+    re.compile(
+        r"(?<![\w'’-])(?<!\bnot )([A-HJ-Z]) (?:is|was|would be) (?:the )?"
+        r"(?:correct|right|best|true)\b"
+    ),
     re.compile(r"(?<![\w'’-])(?<!\bnot )(?:A(?! [a-z])|[B-HJ-Z])(?![\w'’-])"),
 )
 

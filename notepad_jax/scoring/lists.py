@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z*]{1,20}\}(?:\{[a-z|]{0,20}\})?")
@@ -20,6 +21,7 @@ _COMMA = re.compile(r"\s*,\s*(?:and\s+)?")
 
 def lines(text: str) -> list[str]:
     """Returns the folded lines of a text, in order, each once."""
+    text = text if text.isascii() else unicodedata.normalize("NFC", text)
     folded = (" ".join(line.lower().split()) for line in text.split("\n"))
     return list(dict.fromkeys(filter(None, folded)))
 

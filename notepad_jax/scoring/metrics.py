@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 from notepad_jax.scoring import (
@@ -85,6 +86,8 @@ def score(
     if metric not in _JUDGES:
         raise ValueError(f"there is no metric {metric!r}; use one of {known()}")
     whole = metric in published.METRICS
+    if metric == "boxed":  # it opens the box itself
+        contract = "plain" if contract in extraction.CONTRACTS else contract
     found = extraction.extract("" if whole else text, contract)  # an unknown contract is named
     if whole:
         found = extraction.Extracted(text[-LONGEST:])
@@ -139,10 +142,12 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 def sub_em(prediction: str, answers: Sequence[str]) -> float:
     """1 if a gold answer stands in the prediction as whole words ("no" is not in "Nokia").
 
-    One way only, both sides normalised; a gold answer of nothing matches nothing.
+    One way only, both sides normalised; a gold answer of nothing matches nothing. One that
+    normalising takes away ("A", "The") is looked for as it is written.
     """
     said = normalise(prediction)
-    return float(any(stands_in(normalise(gold), said) for gold in answers))
+    sought = map(needle, answers)
+    return float(any(stands_in(words, said if bare else prediction) for words, bare in sought))
 
 
 def sub_em_two_way(prediction: str, answers: Sequence[str]) -> float:
@@ -235,7 +240,12 @@ METRICS: Mapping[str, Metric] = {name: _forgiving(judge) for name, judge in _JUD
 
 def normalise(text: str) -> str:
     """SQuAD's normalisation; text that would vanish ("The", "?") only loses its case."""
-    return _squad(text) or text.strip().lower()
+    return _bare(text) or text.strip().lower()
+
+
+def _bare(text: str) -> str:
+    """As `_squad`, of composed characters: an accent may be written on its own."""
+    return _squad(text if text.isascii() else unicodedata.normalize("NFC", text))
 
 
 def _squad(text: str) -> str:
@@ -251,8 +261,14 @@ def _f1(said: str, gold: str) -> float:
     return 2 * common / (ours.total() + theirs.total()) if common else 0.0
 
 
+def needle(gold: str) -> tuple[str, bool]:
+    """Returns what is looked for of a gold answer, and whether in a normalised text."""
+    bare = _bare(gold)
+    return (bare, True) if bare else (gold.strip(), False)
+
+
 def stands_in(gold: str, said: str) -> bool:
-    """Whether gold occurs in said with no ASCII letter or digit glued to either end."""
+    """Whether gold occurs in said with no letter or digit of an alphabet glued to either end."""
     at = said.find(gold) if gold else -1
     while at >= 0:
         end = at + len(gold)
@@ -264,7 +280,9 @@ def stands_in(gold: str, said: str) -> bool:
 
 
 def _glues(character: str) -> bool:
-    return character.isascii() and character.isalnum()  # false for "", the text's edge
+    # False for "", the text's edge. Latin, Greek and Cyrillic put spaces between words; where a
+    # script does not, as Chinese, any place may be a word's end.
+    return character.isalnum() and character < "\u0530"
 
 
 def _plain_latex(text: str) -> str:

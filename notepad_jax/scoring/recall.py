@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notepad_jax.scoring.metrics import normalise, stands_in
+from notepad_jax.scoring.metrics import needle, normalise, stands_in
 from notepad_jax.types import Evidence
 
 NEVER_WRITTEN = "never written"  # some fact was in no memory
@@ -36,7 +36,7 @@ class Recall:
                     f"the evidence at place {fact.place} has no text to look for; "
                     "give the words by which a memory that kept it is known"
                 )
-        self._facts = tuple(normalise(fact.text) for fact in evidence)
+        self._facts = tuple(needle(fact.text) for fact in evidence)
         self._seen = [False] * len(self._facts)  # in any memory so far
         self._held = [False] * len(self._facts)  # in the last memory
 
@@ -51,7 +51,7 @@ class Recall:
     def _seen_in(self, text: str) -> list[bool]:
         """Returns which facts stand in a text, and remembers that they were written."""
         said = normalise(text)
-        found = [stands_in(fact, said) for fact in self._facts]
+        found = [stands_in(fact, said if bare else text) for fact, bare in self._facts]
         self._seen = [a or b for a, b in zip(self._seen, found, strict=True)]
         return found
 

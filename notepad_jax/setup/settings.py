@@ -149,6 +149,8 @@ def _served(name: str) -> bool:
 def overrides(changes: Mapping[str, Any]) -> list[str]:
     """Returns the words that would change a config so on the command line."""
     flat = keys.flat(changes)
+    if without := [key for key, value in flat.items() if value is None]:
+        raise ValueError(f"{without[0]} is None; give it a value, or leave it out")
     return [f"{configuration.FLAG}{key}={_text(value)}" for key, value in flat.items()]
 
 

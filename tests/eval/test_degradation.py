@@ -1,5 +1,6 @@
 """Losses against the training length: published numbers, exact coverage, and who is compared."""
 
+import dataclasses
 import itertools
 import math
 
@@ -121,5 +122,9 @@ def test_what_has_no_reference_is_left_out_and_a_reference_of_0_has_no_relative_
     assert [(d.method, d.length, d.relative) for d in rows] == [
         ("recent-only", 8192, None), ("recent-only", 65536, None)
     ]  # fmt: skip
+    # A mean so small that its interval begins with 0.
+    tiny = dataclasses.replace(summary(8192, 0, 4), accuracy=Share(1e-48, 0.0, 0.5))
+    (_, lost) = degradation.by_length([tiny, summary(65536, 0, 4)], 8192)
+    assert lost.relative is None and lost.absolute.mean == 1e-48
     with pytest.raises(ValueError, match="accuracy of 0"):
         degradation.relative_loss(counted(0, 10), counted(1, 10))

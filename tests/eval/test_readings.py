@@ -1,5 +1,6 @@
 """Readings on disk: nothing lost, nothing twice. (The file itself: tests/reading/test_trace.py.)"""
 
+import dataclasses
 import json
 
 import pytest
@@ -76,8 +77,13 @@ def test_what_failed_is_read_again(tmp_path):
 def test_readings_of_changed_gold_answers_are_refused(tmp_path):
     read_into(tmp_path, PLANNED, fakes.first_of_chunk())
     changed = items(task("a", "red is blue of", "blue"))
-    with pytest.raises(ValueError, match="'a' was read in .* with another question or other gold"):
+    says = " was read in .* with another question, other gold answers or another metric"
+    with pytest.raises(ValueError, match=f"'a'{says}"):
         read_into(tmp_path, changed, fakes.first_of_chunk())
+    first = PLANNED[0]
+    other = dataclasses.replace(first, task=dataclasses.replace(first.task, metric="token_f1"))
+    with pytest.raises(ValueError, match=f"{first.task.id!r}{says}"):
+        read_into(tmp_path, [other], fakes.first_of_chunk())
 
 
 def test_a_line_that_is_no_reading_is_named(tmp_path):

@@ -33,13 +33,13 @@ def test_slurm_is_asked_for_a_trainer_and_an_array_of_readers(world):
         'for word; do case $word in --wrap=*) exec sh -c "${word#--wrap=}";; esac; done\n'
     )
     (bin_ / "notepad-jax").write_text(
-        '#!/bin/sh\necho "notepad-jax $*" >>"$WORLD/said"\nmkdir -p runs/mine\n'
+        '#!/bin/sh\necho "notepad-jax $*" >>"$WORLD/said"\nmkdir -p "runs/my run"\n'
     )
     for name in ("sbatch", "notepad-jax"):
         (bin_ / name).chmod(0o755)
     shared = world.folder / "shared runs"
     world.environment |= {
-        "RUNS": str(shared), "NAME": "mine", "READERS": "3", "NODE": "--gres=gpu:1 -p fast",
+        "RUNS": str(shared), "NAME": "my run", "READERS": "3", "NODE": "--gres=gpu:1 -p fast",
         "SLURM_ARRAY_TASK_ID": "2",
     }  # fmt: skip
     for again in ("", " --resume"):
@@ -48,11 +48,11 @@ def test_slurm_is_asked_for_a_trainer_and_an_array_of_readers(world):
         said = called(world)[-4:]
         assert "--requeue" in said[0] and "--gres=gpu:1 -p fast" in said[0]
         assert said[1] == (
-            f"notepad-jax train --config=chat --name mine --config.checkpoint.folder={shared} "
+            f"notepad-jax train --config=chat --name my run --config.checkpoint.folder={shared} "
             f"--config.fleet.apart=true --config.fleet.bundles=3{again}"
         )
         assert "--array=0-2" in said[2] and "--gres=gpu:1 -p fast" in said[2]
-        assert said[3] == f"notepad-jax rollout {shared}/mine --as reader-2"
+        assert said[3] == f"notepad-jax rollout {shared}/my run --as reader-2"
 
 
 def test_a_run_of_slurm_without_a_place_is_one_line(world):

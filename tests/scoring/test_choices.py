@@ -77,6 +77,9 @@ def test_any_text_chooses_one_letter_or_none(said, golds):
         "The answer is A, because option B is wrong.",
         "**Answer: A**\n\nOption B is wrong because it is too long.",
         "The best choice is A. Option B is too narrow.",
+        "A is correct, B is wrong.",
+        "A is the correct answer.",
+        "C is wrong. A is right.",
     ],
 )
 def test_what_is_said_of_other_options_does_not_outweigh_the_answer(said):

@@ -149,7 +149,7 @@ def _gold(truth: Any, metric: str, where: str) -> tuple[tuple[str, ...], str]:
         raise Fault(f"{where} has no gold answer in 'reward_model'", NO_GOLD)
     if metric == _ACCURACY:  # theirs looks at the first answer only
         answers = answers[:1]
-        letter = len(answers[0]) == 1 and answers[0].isalpha()
+        letter = len(answers[0]) == 1 and answers[0].isascii() and answers[0].isalpha()
         metric = "choice" if letter else "normalised_em"
     return answers, metric
 

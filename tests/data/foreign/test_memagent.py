@@ -254,6 +254,15 @@ def test_a_large_parquet_of_one_group_costs_little_memory(tmp_path, monkeypatch)
     assert held < 4 << 20 and peak < 12 << 20  # a batch of 16 texts is 3 MB
 
 
+def test_a_text_that_many_rows_of_a_parquet_share_is_held_once(tmp_path):
+    text = "words " * 170_000
+    path = written(tmp_path / "t.parquet", [trained(context=text) for _ in range(100)])
+    pool = pyarrow.default_memory_pool()
+    found, before = formats.read_any(path), pool.bytes_allocated()
+    assert "".join(found[99][0].document.pieces()) == text
+    assert pool.bytes_allocated() - before < 8 << 20
+
+
 @pytest.mark.parametrize("largest", [1, parquet.LARGEST_GROUP])
 def test_an_empty_text_of_a_parquet_is_named(tmp_path, monkeypatch, largest):
     monkeypatch.setattr(parquet, "LARGEST_GROUP", largest)
