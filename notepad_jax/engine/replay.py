@@ -138,7 +138,7 @@ class Replays:
 
     def __init__(self, ended: Callable[[int, Given], None] = lambda *_: None) -> None:
         self.each: list[Replay] = []
-        self._ended = ended
+        self._ended, self._known = ended, 0
 
     def around(self, executor: Executes) -> Replay:
         """Returns the executor through which an engine has to run."""
@@ -147,6 +147,7 @@ class Replays:
 
     def begin(self, known: Mapping[int, Given]) -> None:
         """Begins a rollout on all replays: a turn comes to the same engine every time."""
+        self._known = len(known)
         for one in self.each:
             one.begin(known)
 
@@ -160,7 +161,8 @@ class Replays:
     @property
     def ended(self) -> int:
         """How many `turns` are, without a copy of them."""
-        return sum(len(one.turns) for one in self.each)
+        # Each was given all that were known.
+        return sum(len(one.turns) for one in self.each) - self._known * (len(self.each) - 1)
 
     @property
     def replayed(self) -> int:

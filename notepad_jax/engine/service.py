@@ -288,12 +288,13 @@ class EngineService:
     def _change_versions(self) -> None:
         """Adopts waiting policies, at most two versions at once, and frees unused weights."""
         while self._adoptions and self.scheduler.may_adopt(self._adoptions[0].snapshot.version):
-            adoption = self._adoptions.popleft()
-            if adoption.begun.done():  # the caller that asked was cancelled
-                continue
-            self.scheduler.adopt(adoption.snapshot.version)
-            self._params |= self._weights(adoption.snapshot)
-            adoption.begun.set_result(None)
+            adoption = self._adoptions[0]
+            if not adoption.begun.done():  # else the caller that asked was cancelled
+                params = self._weights(adoption.snapshot)  # where it fails its caller is told
+                self.scheduler.adopt(adoption.snapshot.version)
+                self._params |= params
+                adoption.begun.set_result(None)
+            self._adoptions.popleft()
         resident = self.scheduler.resident
         self._params = {v: params for v, params in self._params.items() if v in resident}
         if len(resident) == 1:

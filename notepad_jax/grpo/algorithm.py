@@ -136,10 +136,10 @@ def problems(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
             )
 
 
-def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> Iterator[str]:
-    """Yields, in words, what was chosen and cannot act; turns are `max_staleness` old at most."""
+def idle(how: Algorithm, settings: UpdateSettings, oldest: int = 0) -> Iterator[str]:
+    """Yields, in words, what was chosen and cannot act; turns are `oldest` versions old at most."""
     to_sampler = settings.proximal == "recomputed" and not how.needs_proximal(settings)
-    moves = how.optimizer_steps > 1 or (to_sampler and max_staleness > 0)
+    moves = how.optimizer_steps > 1 or (to_sampler and oldest > 0)
     chosen = f"grpo.ratio={settings.ratio!r}"
     if settings.ratio == "ppo_clip":  # the usual range is a default, not a choice
         range_, usual = settings.limits[:2], ratios.USUAL[:2]
@@ -151,10 +151,10 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
         )
     for name in ratios.ignored(settings.ratio, settings.limits):
         yield f"grpo.{name} cannot act: grpo.ratio={settings.ratio!r} does not look at it"
-    if settings.proximal == "interpolated" and not max_staleness:
+    if settings.proximal == "interpolated" and not oldest:
         yield (
-            "grpo.proximal='interpolated' cannot act: rollout.max_staleness is 0, so every turn "
-            "is the newest policy's, and the ratio is to the sampler's own logprobs"
+            "grpo.proximal='interpolated' cannot act: every turn is the newest policy's (see "
+            "rollout.max_staleness), and the ratio is to the sampler's own logprobs"
         )
     if how.entropy_low and not how.entropy_high:
         yield "grpo.entropy_low cannot act: grpo.entropy_high is 0"

@@ -25,6 +25,7 @@ from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
+from notepad_jax.training import decided
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -105,9 +106,10 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
         looked.append(_version(folder, version, config, own, screen))
         bar.advance()
     bar.finish()
-    dtype = config.checkpoint.rollout_dtype or config.dtype or "float32"
+    weights = config.checkpoint.rollout_dtype or config.dtype or "float32"
+    limit = max(LIMITS[weights], LIMITS[config.engine.cache_dtype or weights])
     gone = tuple(version for version in versions if version not in kept)
-    return Audit(str(folder), tuple(steps), LIMITS[dtype], tuple(looked), gone)
+    return Audit(str(folder), tuple(steps), limit, tuple(looked), gone)
 
 
 def text(made: Audit) -> str:
@@ -136,7 +138,8 @@ def problem(made: Audit) -> str:
 def _config(folder: Path) -> Training:
     mend = "name the folder of a training run, runs/NAME"
     said = read_sealed(folder / CONFIG, mend)
-    return configuration.load("quickstart", saved=said)  # a key that came later is as it is there
+    config = configuration.load("quickstart", saved=said)  # a later key is as it is there
+    return decided.filled(config, decided.read(folder / decided.FILE))
 
 
 def _turns(trace: Trace, step: int | None) -> Iterator[tuple[str, int, Turn]]:

@@ -34,7 +34,7 @@ def kept(
     says by now. Raises ValueError for what does not fit, and for a file that is damaged.
     """
     path = folder / FILE
-    found = hosts.broadcast(lambda: _read(path) if resume else {})
+    found = hosts.broadcast(lambda: read(path) if resume else {})
     here = {DTYPE: words.config.dtype, CACHE: config.engine.cache_dtype or words.config.dtype}
     asked = {DTYPE: config.dtype, CACHE: config.engine.cache_dtype}
     other = [key for key in here if not asked[key] and found.get(key, here[key]) != here[key]]
@@ -44,7 +44,7 @@ def kept(
             f"this run began with {' and '.join(f'{key}={found[key]}' for key in other)} and goes "
             f"on so; what suits this machine is {ways}"
         )
-    config = _filled(config, found)
+    config = filled(config, found)
     words = builders.words(config.policy, config.dtype, builders.to_learn(config))
     config = fitted(config, words, screen, see)
     ours = {
@@ -56,7 +56,7 @@ def kept(
     ours = hosts.broadcast(lambda: ours)
     if hosts.first() and not found:
         write_json(path, ours)
-    return _filled(config, ours)
+    return filled(config, ours)
 
 
 def fitted(
@@ -67,15 +67,15 @@ def fitted(
     rules = builders.rules(config.reading, words.tokenizer)
     settled = sizes.settled(config, template, rules)
     fitting = memory.to_train(settled, words, template, rules, screen.say, see)
-    return _filled(config, {PAGES: fitting.engine.pages})
+    return filled(config, {PAGES: fitting.engine.pages})
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """{} for a run that was stopped before it had decided."""
+def read(path: Path) -> dict[str, Any]:
+    """Returns what a run had decided; {} for one that was stopped before it had."""
     return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
 
 
-def _filled(config: Training, found: dict[str, Any]) -> Training:
-    """The config, with values of `found` where it says nothing."""
+def filled(config: Training, found: dict[str, Any]) -> Training:
+    """Returns the config, with values of `found` where it says nothing."""
     here = {DTYPE: config.dtype, CACHE: config.engine.cache_dtype, PAGES: config.engine.pages}
     return keys.changed(config, {key: said or found.get(key, said) for key, said in here.items()})

@@ -207,6 +207,7 @@ class PinnedReader:
         began, what = time.monotonic(), f"step {bundle.step}, part {bundle.number}"
         draws = f"{len(bundle.ordinals)} draws by version {bundle.version}"
         self.screen.say(f"{what}: {draws}")
+        self.replays.begin(self._kept(bundle))  # first: a stop keeps these, too
         reading = await self.stop.until(self._bundle(bundle))
         if self.stop.number is not None and (reading.cancelled() or not reading.exception()):
             self._keep(bundle)
@@ -224,7 +225,6 @@ class PinnedReader:
         """Returns what a bundle came to; None where another reader was quicker."""
         await self._hold(bundle.version)
         self.engine.take_stats()
-        self.replays.begin(self._kept(bundle))
         reading = asyncio.ensure_future(
             self.rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _warnings(config: Training, lines: Sequence[Mapping[str, float]]) -> tuple[s
 
 
 def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]:
-    name = f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}"
+    name = shlex.quote(f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}")
     files, lengths = config.validation.files or config.tasks.files, "--lengths 2k,8k,32k"
     suite, question = lengths, "'QUESTION'"
     if config.tasks.stories:

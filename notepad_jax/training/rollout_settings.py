@@ -46,7 +46,7 @@ def rollouts(
         scoring=rewards.with_memories(answers, config.tasks.memory_reward),
         probe=answers,
         wanted=Wanted(
-            r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
+            r.documents, stream.questions, r.max_rounds, waits(config), stream.balanced
         ),
         group_size=r.group_size,
         seed=config.seed,
@@ -113,9 +113,24 @@ def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
     return dataclasses.replace(found, score=overlong.shaped(found.score, how))
 
 
+def waits(config: Training) -> int:
+    """Returns for how many versions a group may wait: in a fleet a step learns what was planned."""
+    return 0 if config.fleet.on else config.rollout.max_staleness
+
+
+def oldest(config: Training) -> int:
+    """Returns by how many versions a turn may be older than the policy that learns from it."""
+    return config.fleet.lead + config.fleet.slack if config.fleet.on else waits(config)
+
+
 def idle(config: Training) -> Iterator[str]:
     """Yields, in words, settings of rewards and draws that cannot act."""
     g = config.grpo
+    if (asked := config.rollout.max_staleness) != waits(config):
+        yield (
+            f"rollout.max_staleness={asked} cannot act: a fleet learns what was planned, and no "
+            f"group waits; turns are up to fleet.lead + fleet.slack, {oldest(config)}, versions old"
+        )
     if g.overlong_window and not g.overlong_weight:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
     if g.memory_weight != 1 and not config.tasks.memory_reward and ":" not in config.tasks.reward:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from notepad_jax.checkpoint.handoff import Handoff
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
+from notepad_jax.parallel import hosts
 from notepad_jax.planner.peak import Peak
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
@@ -16,7 +17,8 @@ from notepad_jax.setup import learner
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.learner import Learner
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import partial_rollout
+from notepad_jax.training import callbacks, partial_rollout
+from notepad_jax.training.callbacks import Callback
 from notepad_jax.training.fleet import Fleet
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.training.validation import Validation
@@ -107,6 +109,22 @@ def end_here(run: Run) -> None:
     if run.saved != run.good:
         save(run, run.ledger, step=run.good)
     run.under_way.done(run.saved)
+
+
+def called(run: Run, callback: Sequence[Callback], metrics: Mapping[str, float]) -> bool:
+    """Calls what is called after a step; returns whether the run goes on.
+
+    The step is saved first where it does not, and where a callback fails: CallbackFailed.
+    """
+    try:
+        more = callbacks.go_on(callback, run.step, metrics)
+    except callbacks.CallbackFailed:
+        if hosts.count() == 1:  # saving is done by all together, and others may be elsewhere
+            end_here(run)
+        raise
+    if not more:
+        end_here(run)
+    return more
 
 
 def skipped(metrics: dict[str, float]) -> bool:

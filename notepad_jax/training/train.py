@@ -39,7 +39,6 @@ from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import (
     base_fingerprint,
-    callbacks,
     decided,
     fleet,
     fleet_check,
@@ -56,6 +55,7 @@ from notepad_jax.training.fleet_processes import beside
 from notepad_jax.training.profiling import Profiler
 from notepad_jax.training.run import (
     Run,
+    called,
     end_here,
     keep_last_good,
     learning_version,
@@ -126,8 +126,7 @@ async def _train(
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}", lambda: end_here(run))
                 validated = await validate(run, tell, folder, stop)
-                if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
-                    end_here(run)
+                if not called(run, callback, {**metrics, **validated}):
                     break
         if run.fleet:
             run.fleet.end()
@@ -213,7 +212,7 @@ def prepare(
     sampled = rollout_settings.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     held_out = validation.opened(config, held_out, sampled.reader, sampled.probe)
     learning = learner.prepare(config, policy.config, policy.params)
-    said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
+    said = algorithm.idle(learning.plan, learning.settings, rollout_settings.oldest(config))
     for idle in (*said, *rollout_settings.idle(config)):
         screen.say(idle)
     waiting.look()

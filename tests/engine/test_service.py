@@ -105,6 +105,20 @@ def test_a_failed_launch_reaches_adoptions_that_wait():
         assert isinstance(error, CompleterFailed) and "on fire" in str(error)
 
 
+def test_an_adoption_whose_weights_do_not_fit_ends_and_does_not_wait_for_ever(monkeypatch):
+    async def run():
+        async with EngineService(executor(), snapshot(0)) as service:
+
+            def full(snapshot):
+                raise MemoryError("RESOURCE_EXHAUSTED")
+
+            monkeypatch.setattr(service, "_weights", full)
+            return await asyncio.gather(service.adopt(snapshot(1)), return_exceptions=True)
+
+    (error,) = go(run())
+    assert isinstance(error, CompleterFailed) and "RESOURCE_EXHAUSTED" in str(error)
+
+
 def test_leaving_before_anything_ran_resolves_what_is_open():
     """The loop's task is cancelled before its first step."""
 

@@ -159,7 +159,7 @@ def test_what_does_not_go_together_is_told_with_the_reason():
         (dict(ratio="cispo", dual_clip=9.0, minibatches=2), "'cispo' does not look at it"),
         (dict(tis_cap=5.0, tis_low=0.5, tis_veto=1e-4, off_policy_at=0.1), None),
         (dict(cap=8.0), "grpo.cap cannot act: grpo.ratio='ppo_clip' does not look at it"),
-        (dict(proximal="interpolated"), "rollout.max_staleness is 0"),
+        (dict(proximal="interpolated"), "every turn is the newest policy's"),
         (dict(entropy_low=0.5), "grpo.entropy_low cannot act"),
         (dict(entropy_high=1.0, entropy_low=0.5), None),
         (dict(kl_in="reward"), "kl_weight is 0"),

@@ -1,9 +1,12 @@
 """What a run says of its turns is what its checkpoints say; another policy's words are found."""
 
+import json
+
 import pytest
 
 from notepad_jax import cli
 from notepad_jax.setup import builders
+from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import audit
 from tests.runs import run
@@ -26,6 +29,16 @@ def test_every_token_is_as_its_version_says_it(whole):
     assert audit.text(made).endswith("every token is as its version says it, to 0.002 nats")
     one = audit.run(whole, 2, SilentScreen())
     assert one.steps == (2,) and one.versions == made.versions[1:2]
+
+
+def test_rounding_is_that_of_the_machine_that_the_run_was_on(whole, tmp_path):
+    """A config says "" of dtypes, and a GPU decides otherwise than the machine that audits."""
+    for name in ("config.json", "machine.json"):
+        (tmp_path / name).write_bytes((whole / name).read_bytes())
+    found = json.loads((tmp_path / "machine.json").read_text())
+    write_json(tmp_path / "machine.json", found | {"dtype": "bfloat16"})
+    assert audit._config(whole).dtype == "float32"
+    assert audit._config(tmp_path).dtype == "bfloat16"
 
 
 def test_words_of_another_version_are_found(whole, monkeypatch, capsys):

@@ -2,8 +2,12 @@
 
 import pytest
 
-from notepad_jax.training import callbacks
+from notepad_jax.checkpoint.steps import steps_in
+from notepad_jax.setup import configuration
+from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.training import callbacks, train
 from notepad_jax.training.callbacks import CallbackFailed, Stop, go_on
+from tests.runs import SMALL
 
 
 def stops(step, metrics):
@@ -40,3 +44,16 @@ def test_one_that_fails_is_named():
     with pytest.raises(CallbackFailed) as said:
         go_on([fails], 2, {})
     assert str(said.value) == says
+
+
+def test_the_step_after_which_one_fails_is_saved(tmp_path):
+    """Where steps are saved every fourth."""
+    words = ("--config.checkpoint.every=4", "--config.checkpoint.handoff=memory")
+    config = configuration.load("quickstart", [*SMALL, *words])
+
+    def late(step, metrics):
+        assert step < 2, "enough"
+
+    with pytest.raises(CallbackFailed, match="failed after step 2: AssertionError: enough"):
+        train.train(config, tmp_path / "run", SilentScreen(), told=[late])
+    assert steps_in(tmp_path / "run" / "checkpoints")[-1] == 2

@@ -8,16 +8,21 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import signal
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.engine import journal
+from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Plan
-from notepad_jax.setup import configuration
+from notepad_jax.setup import configuration, stopping
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import (
     fleet,
@@ -25,6 +30,7 @@ from notepad_jax.training import (
     fleet_check,
     fleet_claims,
     fleet_reader,
+    rollout_settings,
     train,
 )
 from notepad_jax.training.fleet_batch import Spooled
@@ -221,6 +227,40 @@ def test_a_reader_of_a_run_that_has_no_readers_says_so_and_waits(tmp_path):
         fleet_reader.read(str(tmp_path / "run"), "one", None, Screen(), lambda: bool(warned))
     (line,) = warned
     assert "was begun without readers; train --resume --config.fleet.apart=true" in line
+
+
+def test_a_reader_that_is_stopped_while_weights_come_keeps_what_was_kept(tmp_path):
+    objects, bundle = Objects(tmp_path), schedule.Bundle(7, 0, 6, 0, (1, 2))
+    replays, stop = Replays(), stopping.Stop()
+    for _ in range(2):
+        replays.around(SimpleNamespace(settings=None))
+
+    class Engine:
+        def rest(self, weights=False): ...
+
+        async def adopt(self, snapshot, drain):
+            stop.number = signal.SIGTERM
+            stop.noticed.set()
+            await asyncio.sleep(60)
+
+    reader = fleet_reader.PinnedReader(
+        Claims(objects, "terms", "one"), None, Engine(), replays,
+        SimpleNamespace(adopt=lambda version: None), 100, stop, lambda: False, SilentScreen(), 0.1,
+    )  # fmt: skip
+    made = Given("asked", np.zeros(1, np.int32), np.zeros(1, np.float32), (1,))
+    kept = journal.encoded(reader._header(bundle), dict.fromkeys(range(5), made))
+    objects.put("progress/7-0", kept)
+    with pytest.raises(stopping.Stopped, match="of which 5 turns are kept"):
+        asyncio.run(reader.take(bundle))
+    assert objects.get("progress/7-0") == kept
+
+
+def test_no_group_waits_in_a_fleet_whose_turns_are_as_old_as_its_lead():
+    for apart, oldest in (((), 2), (("--config.fleet.apart=true",), 1)):
+        config = configuration.load("quickstart", ["--config.rollout.max_staleness=2", *apart])
+        assert rollout_settings.oldest(config) == oldest
+        said = [one for one in rollout_settings.idle(config) if "max_staleness=2 cannot" in one]
+        assert len(said) == len(apart)
 
 
 def test_a_reader_without_work_says_once_what_it_waits_for(tmp_path, monkeypatch):
