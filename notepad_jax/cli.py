@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -169,8 +170,9 @@ def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
 
 
 def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError:  # the reader is gone, or the disk full; Python would try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
@@ -180,7 +182,8 @@ def again(arguments: argparse.Namespace, folder: Path | None) -> str:
     """Returns the hint how to resume a run; "" where there is none to go on with."""
     if folder is None or not folder.is_dir():
         return ""
-    return f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume"
+    name = shlex.quote(folder.name)
+    return f"; go on with: notepad-jax {arguments.command} --name {name} --resume"
 
 
 def follow_the_first(arguments: argparse.Namespace) -> None:

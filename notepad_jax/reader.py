@@ -108,12 +108,13 @@ class Reader:
         has the question behind the chunk, each chunk is prefilled once for all of them. Arguments
         and errors are those of `read`.
         """
+        questions = questions if isinstance(questions, str) else list(questions)
         if isinstance(questions, str) or not all(isinstance(one, str) for one in questions):
             raise ValueError("questions are a list of texts; for a single one there is read")
         given, where = self._given(document, trace)
         return self._loop.run(
             _read_all(
-                self._open, self._subject, self._rules, self._sampling, given, list(questions),
+                self._open, self._subject, self._rules, self._sampling, given, questions,
                 self._screen, where,
             )
         )  # fmt: skip
@@ -170,7 +171,7 @@ class Reader:
 
 def _path(document: str | os.PathLike[str]) -> Path:
     """Returns the path of a file that is there; the error for a text says how one is given."""
-    path = Path(document).expanduser()
+    path = Path(os.path.expanduser(document))  # which leaves "~5 dollars" as it is
     with contextlib.suppress(OSError, ValueError):  # a name that no file can have
         if path.exists():
             return path

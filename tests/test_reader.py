@@ -91,6 +91,18 @@ def test_a_reading_is_appended_to_a_trace(subject, tmp_path):
     assert (whole.reading["source"], whole.reading["tokens"]) == ("a fake", 12)
 
 
+def test_questions_may_come_out_of_a_generator(subject):
+    with reader() as one:
+        found = one.read_all(nj.TextDocument(STORY), (f"who {word} ?" for word in ("is", "says")))
+    assert [answer.answer for answer in found] == ["bob"] * 2
+
+
+def test_a_trace_that_cannot_be_written_is_known_before_anything_is_read(subject, tmp_path):
+    (tmp_path / "file").write_text("")
+    with reader() as one, pytest.raises(ValueError, match="file.*; name a new file, or one that"):
+        one.read(nj.TextDocument(STORY), "who ?", tmp_path / "file" / "asked.jsonl")
+
+
 def test_in_a_running_loop_as_in_a_notebook_and_several_at_once(subject):
     async def cell():
         one = reader()
@@ -172,6 +184,7 @@ def test_a_reader_that_nobody_holds_lets_its_engine_go(subject):
             CannotRead,
             r"'(Ann ruled. ){5}Ann r'...; .*TextDocument.text",
         ),
+        ("~5 dollars", "who ?", CannotRead, "there is no file '~5 dollars'"),
         ("one\ntwo\0", "who ?", CannotRead, "there is no file 'one two"),
         (nj.TextDocument(STORY), None, ValueError, "a question is a text, .* of type NoneType"),
         (nj.TextDocument(""), "who ?", CannotRead, "the document is empty"),

@@ -158,16 +158,19 @@ def check_asked(document: FileDocument, questions: Sequence[str]) -> None:
     """Raises what `ask` would, as far as nothing has to be opened for it but the file."""
     if not all(question.strip() for question in questions):
         raise ValueError(NO_QUESTION)
-    if document.path is not None:
+    # What a pipe has given is gone: it is opened once.
+    if document.path is not None and not document.path.is_fifo():
         next(document.pieces(), None)
 
 
 def check_trace(path: Path) -> None:
     """Raises ValueError for a file to which no reading can be appended."""
-    if not path.exists():
-        return
     try:
-        check(path)
+        if path.exists():
+            check(path)
+        else:
+            TraceFile(path).__exit__()
+            path.unlink()
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; name a new file, or one that a trace was written to") from None
 

@@ -32,7 +32,7 @@ from notepad_jax.setup import eval_jobs
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.recipe import Unreachable
-from notepad_jax.telemetry.identity import settle
+from notepad_jax.telemetry.identity import read_json, settle
 from notepad_jax.telemetry.screen import Bar, Screen
 from notepad_jax.text import approximate
 from notepad_jax.text.tokenizer import counter, open_tokenizer
@@ -156,7 +156,7 @@ def build(
         raise next(iter(unreachable.values()))
     for what, problem in unreachable.items():
         screen.warn(f"left out: {problem}")
-        left_out[f"{what}: a length that this task cannot have"] = e.samples
+        left_out[f"{what}: a length that this task cannot have"] = samples
     return Built(folder, tuple(paths), written, tasks, left_out)
 
 
@@ -271,19 +271,22 @@ def _settings(config: Config, form: str, reader: subjects.Subject | None) -> dic
 
 def _settle(folder: Path, settings: Mapping[str, Any]) -> None:
     """What a folder is built from; one that holds no file yet may be begun anew."""
-    if not _has_files(folder):
-        (folder / SETTINGS).unlink(missing_ok=True)
-    settle(folder / SETTINGS, settings, "choose another --out")
+    path, mend = folder / SETTINGS, "choose another --out"
+    if path.is_file() and not _has_files(folder):
+        if read_json(path, mend).keys() == settings.keys():  # else it is a user's own
+            path.unlink()
+    settle(folder / SETTINGS, settings, mend)
 
 
 @contextlib.contextmanager
 def _begun(folder: Path) -> Iterator[None]:
     """If the block fails before a file is there, what it began is removed again."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+    there = (folder / SETTINGS).exists()
     try:
         yield
     except BaseException:
-        if not _has_files(folder):
+        if not there and not _has_files(folder):
             with contextlib.suppress(OSError):
                 (folder / SETTINGS).unlink()
                 for path in made:

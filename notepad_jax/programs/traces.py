@@ -104,9 +104,14 @@ def check_place(folder: Path) -> None:
 
 @contextlib.contextmanager
 def written(folder: Path) -> Iterator[Callable[[str, bytes], None]]:
-    """Yields what writes a file of a page; the page is there when all are, or the old one is."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """Yields what writes a file of a page; the page is there when all are, or the old one is.
+
+    A folder that is there stays, and what else is in it: a user may stand in it, or be led to it.
+    """
+    folder = folder.resolve()
+    place = folder if folder.is_dir() else folder.parent
+    place.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=place))
 
     def put(path: str, content: bytes) -> None:
         target = new / path
@@ -116,9 +121,13 @@ def written(folder: Path) -> Iterator[Callable[[str, bytes], None]]:
     try:
         yield put
         new.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        new.rename(folder)
+        if place != folder:
+            new.rename(folder)
+            return
+        for part in sorted(new.iterdir()):  # data before the page that shows it
+            if (folder / part.name).is_dir():
+                shutil.rmtree(folder / part.name)
+            part.replace(folder / part.name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

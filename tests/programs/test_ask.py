@@ -7,7 +7,9 @@ else is in the launch.
 import asyncio
 import dataclasses
 import json
+import os
 import re
+import threading
 
 import pytest
 
@@ -120,6 +122,19 @@ def test_a_log_has_one_line_a_turn_and_standard_output_the_answer_once(path, cap
     assert len(lines) == 5 and lines[-1].startswith("answer, ") and answer not in lines[-1]
     for number, line in enumerate(lines[:-1], 1):
         assert re.match(rf"chunk {number} of 4, \d tokens in \d+\.\d s: \S", line), line
+
+
+def test_a_pipe_is_read_from_its_beginning(path, tmp_path, capsys):
+    """What was taken out of it is gone."""
+    assert cli.main(["ask", *SMALL, str(path), "who ?", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(STORY,))
+    writer.start()
+    assert cli.main(["ask", *SMALL, str(pipe), "who ?", "--json"]) == 0
+    writer.join()
+    assert json.loads(capsys.readouterr().out)["tokens"] == plain["tokens"] > 12
 
 
 def test_who_watches_may_end_a_reading_and_the_next_one_is_made(path):

@@ -73,6 +73,14 @@ def test_a_folder_in_which_nothing_was_built_may_be_begun_anew(tmp_path, capsys)
     assert run(tmp_path, "--tasks", "vt", "--seed", "3") == 0
 
 
+def test_a_file_of_the_users_own_is_not_taken_for_what_was_begun(tmp_path, capsys):
+    (tmp_path / "build.json").write_text('{"mine": 1}')
+    assert run(tmp_path, "--tasks", "vt", "--form", "cvs") != 0
+    assert run(tmp_path, "--tasks", "vt") == 1
+    assert "was made with form = None" in capsys.readouterr().err
+    assert (tmp_path / "build.json").read_text() == '{"mine": 1}'
+
+
 def test_another_seed_makes_other_documents_and_not_in_the_same_folder(tmp_path, capsys):
     run(tmp_path / "one", "--tasks", "vt")
     assert run(tmp_path / "two", "--tasks", "vt", "--seed", "1") == 0

@@ -1,5 +1,6 @@
 """The command line as a user meets it: results, refusals, exit codes."""
 
+import io
 import json
 import os
 import subprocess
@@ -411,3 +412,10 @@ def test_a_program_that_failed_waits_for_no_thread():
         [sys.executable, "-c", stuck, "check"], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "said\n", "")
+
+
+def test_letters_that_the_screen_lacks_do_not_cost_an_answer(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    cli._print("M\u00fcller")
+    assert written.getvalue() == b"M\\xfcller\n"

@@ -69,6 +69,22 @@ def test_a_page_is_made_anew_as_a_whole_or_not_at_all(run, tmp_path):
     assert content(tmp_path) == before
 
 
+def test_a_page_is_made_anew_where_the_user_stands_and_what_else_is_there_stays(run, monkeypatch):
+    made(run, out="pages")
+    Path("pages/notes.txt").write_text("mine")
+    page = Path("pages/index.html").read_bytes()
+    Path("led").symlink_to("pages")
+    about = run.absolute()
+    for where, out in (("pages", "."), (".", "led")):
+        with monkeypatch.context() as patch:
+            patch.chdir(where)
+            made(about, out=out)
+        assert sorted(path.name for path in Path("pages").iterdir()) == [
+            "data", "index.html", "notes.txt"
+        ]  # fmt: skip
+        assert Path("pages/index.html").read_bytes() == page
+
+
 def test_bad_input_is_named_with_its_mend(run, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
