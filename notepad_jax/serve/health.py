@@ -31,6 +31,7 @@ class Health:
 
     def __init__(self, served: Served) -> None:
         self._served, self._heard = served, time.monotonic()
+        self._probe: asyncio.Future[None] | None = None
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
         """Returns the routes of the probes."""
@@ -57,10 +58,14 @@ class Health:
 
     async def _answers(self, seconds: float) -> bool:
         """Says whether all engines answer in time; Refusal if one has failed."""
-        try:
-            await asyncio.wait_for(self._served.alive(), seconds)
-        except TimeoutError:
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.ensure_future(self._served.alive())
+        # It is not cancelled but kept: to cancel it is to wait for the engine, too.
+        probe = self._probe
+        if not (await asyncio.wait([probe], timeout=seconds))[0]:
             return False
+        try:
+            probe.result()
         except Exception as error:
             raise _no(refused(error).error["message"], "engine_failed") from error
         self._heard = time.monotonic()

@@ -1,7 +1,9 @@
 """The door: probes, pages of other sites, and what HTTP does to a reply before anybody reads it."""
 
 import asyncio
+import contextlib
 import re
+import threading
 from types import SimpleNamespace
 
 import h11
@@ -70,6 +72,29 @@ def test_an_engine_that_is_silent_is_alive_for_a_while_and_not_ready(monkeypatch
         assert "may be compiling" in probed(url, "/ready")[1]
         monkeypatch.setattr(health, "SILENT", 0.0)
         assert "has not answered" in probed(url, "/health")[1]
+
+
+def test_a_probe_does_not_wait_for_an_engine_that_compiles(monkeypatch):
+    """Who cancels what such an engine was asked waits for it all the same."""
+    monkeypatch.setattr(health, "SOON", 0.01)
+    monkeypatch.setattr(health, "PATIENCE", 0.01)
+    compiled, asked = threading.Event(), []
+
+    async def alive():
+        asked.append(1)
+        while not compiled.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    with running(served(Arithmetic(), alive=alive)) as url:
+        try:
+            for _ in range(2):
+                assert httpx2.get(f"{url}/health", timeout=5).status_code == 200
+            assert httpx2.get(f"{url}/ready", timeout=5).status_code == 503
+            assert len(asked) == 1
+        finally:
+            compiled.set()
+        until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
 
 
 def test_an_engine_that_failed_is_neither():
