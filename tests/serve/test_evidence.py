@@ -1,13 +1,15 @@
 """Where what an answer says entered the memory: chunk, sentence and bytes, against the document."""
 
 import random
+import re
 
 import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.serve.readings.evidence import Origins, evidence, letters
+from notepad_jax.serve.readings import evidence as module
+from notepad_jax.serve.readings.evidence import Origins, _place, evidence, letters
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import TextDocument
@@ -110,6 +112,31 @@ def test_bytes_that_are_told_are_the_sentence(seed, size, name):
     if told and told["bytes"]:
         first, last = told["bytes"]
         assert text.encode()[first:last].decode().split() == told["sentence"].split()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text("ab \n", max_size=60), before=st.integers(0, 40),
+    words=st.lists(st.text("ab", min_size=1, max_size=2), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_place_is_the_nearest_of_all_matches(text, before, words):
+    pattern = re.compile(r"\s+".join(words))
+    found = min(
+        pattern.finditer(text), default=None,
+        key=lambda found: abs(letters(text[: found.start()]) - before),
+    )  # fmt: skip
+    wanted = None if found is None else [*found.span()]
+    assert _place(iter([text]), before, words) == wanted
+
+
+def test_a_sentence_that_stands_in_a_text_often_costs_one_look_at_it(monkeypatch):
+    looked = []
+    monkeypatch.setattr(
+        module, "letters", lambda text: looked.append(len(text)) or len("".join(text.split()))
+    )
+    text = "yes . " * 2000
+    assert _place(iter([text]), 4000, ["yes", "."]) == [6000, 6005]
+    assert sum(looked) < 4 * len(text)
 
 
 # ---------------------------------------------------------------- over HTTP

@@ -145,10 +145,14 @@ def _place(pieces: Iterator[str], before: int, words: Sequence[str]) -> list[int
         window, held = window + piece, held + letters(piece)
         if passed + held > ahead:
             break
-    best = min(
-        pattern.finditer(window), default=None,
-        key=lambda found: abs(passed + letters(window[: found.start()]) - before),
-    )  # fmt: skip
+    best: re.Match[str] | None = None
+    near, at, count = 0, 0, passed  # `count` letters stand before place `at` of the window
+    for found in pattern.finditer(window):
+        count, at = count + letters(window[at : found.start()]), found.start()
+        if best is None or abs(count - before) < near:
+            best, near = found, abs(count - before)
+        if count >= before:  # those behind it are farther away
+            break
     if best is None:
         return None
     first = size + _bytes(window[: best.start()])
