@@ -22,6 +22,7 @@ import pytest
 
 from notepad_jax.serve.http.connections import OTHERS, ConnectionLimits, within_descriptors
 from notepad_jax.serve.http.log import FEW, RateLimit
+from notepad_jax.serve.http.web import Bodies
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, running, served, until
 from tests.support.hostile import KEY, besieged, reading
 
@@ -181,6 +182,26 @@ def test_the_bytes_of_unfinished_bodies_are_bounded():
         assert heard(lines[0], b"503")
         lines[2].sendall(b" " * (600_000 - 400_005))
         assert heard(lines[2], b"400")  # all of it is there, and is no JSON
+
+
+def test_a_body_is_taken_while_the_first_one_is_on_its_way_out():
+    async def go():
+        bodies = Bodies(10)
+
+        async def first():
+            async with bodies.coming():
+                await asyncio.sleep(60)
+
+        leaving = asyncio.ensure_future(first())
+        await asyncio.sleep(0)
+        async with bodies.coming() as add:
+            for size in (11, 1):
+                add(size)
+                await asyncio.sleep(0)
+        (problem,) = await asyncio.gather(leaving, return_exceptions=True)
+        return problem.status, bodies.bytes
+
+    assert asyncio.run(go()) == (503, 0)
 
 
 def test_so_many_connections_as_there_are_descriptors():

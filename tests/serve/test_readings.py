@@ -238,6 +238,16 @@ def test_a_reading_that_other_weights_began_says_so(tmp_path, monkeypatch):
         assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
 
 
+def test_the_head_of_events_is_all_of_it():
+    with library(streamer=Arithmetic(pause=30)) as (url, _):
+        path = begin(url).removeprefix(url)
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 10) as wire:
+            wire.sendall(f"HEAD {path}/events HTTP/1.1\r\nHost: localhost\r\n"
+                         f"Connection: close\r\n\r\n".encode())  # fmt: skip
+            said = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+    assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"\r\n\r\n")
+
+
 def test_a_broken_engine_ends_a_reading_in_words():
     with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
         there = begin(url)

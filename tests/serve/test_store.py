@@ -231,6 +231,14 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch)
     assert "10 are free" in CLIENT.put(f"{url}/v1/files/big.txt", content=b"x" * 100).text
 
 
+def test_a_part_of_a_file_is_not_put_in_the_place_of_all_of_it(url):
+    CLIENT.put(f"{url}/v1/files/parted.txt", content=b"abcdef")
+    part = {"Content-Range": "bytes 3-5/6"}
+    reply = CLIENT.put(f"{url}/v1/files/parted.txt", content=b"def", headers=part)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "Content-Range"
+    assert CLIENT.get(f"{url}/v1/files/parted.txt/content").content == b"abcdef"
+
+
 def test_what_is_too_large_is_refused_said_or_not(url, stock, folder, monkeypatch):
     before = left(folder)
     monkeypatch.setattr(routes, "LARGEST", 1 << 20)

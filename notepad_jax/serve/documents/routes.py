@@ -70,6 +70,8 @@ class FileRoutes:
 
     async def put(self, request: Request) -> Response:
         name = put_name(request.path_params["name"])
+        if "content-range" in request.headers:
+            raise bad("Content-Range", "a part of a file is not taken; send all of it")
         with contextlib.closing(
             self.files.arriving(LARGEST, multipart.announced(request))
         ) as coming:

@@ -121,7 +121,9 @@ class Bodies:
         self._coming[place] += size
         self.bytes += size
         if self.bytes > self._most:
-            next(iter(self._coming)).reschedule(0)  # its time is over
+            first = next(iter(self._coming))
+            if first.when() is None:  # else its time is over already
+                first.reschedule(0)
 
 
 def _too_large() -> Refusal:
@@ -172,6 +174,8 @@ class Events(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code,
                         "headers": self.raw_headers})  # fmt: skip
+            if scope["method"] == "HEAD":
+                return await send({"type": "http.response.body"})
             while not gone.done():
                 coming = coming or asyncio.ensure_future(anext(self._events, None))
                 await asyncio.wait(
