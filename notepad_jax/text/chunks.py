@@ -36,6 +36,10 @@ CHUNK_ENDS = ("tokens", "sentence")  # where a chunk ends: after C tokens, or at
 _SENTENCE_END = re.compile(r"""[.!?]["'\u201d\u2019)\]]*\s*\Z|\n\s*\Z""")
 
 
+class NoRoom(ValueError):
+    """The error of a temporary disk that takes no more of a document's token ids."""
+
+
 class Documents:
     """A cache of documents' chunks: all readings of a document object under way share them.
 
@@ -93,7 +97,7 @@ class ChunkedDocument:
 
     Raises IndexError past the end, and whatever the document or the tokenizer raised (an
     IndexError of theirs as a RuntimeError) for every chunk that is not whole before the place
-    where that happened; ValueError where the temporary disk takes no more.
+    where that happened; NoRoom where the temporary disk takes no more.
     """
 
     def __init__(
@@ -211,7 +215,7 @@ class _Written:
         self._size = 0  # bytes
 
     def append(self, ids: Tokens) -> None:
-        """Raises ValueError where the temporary disk takes no more; then nothing is appended."""
+        """Raises NoRoom where the temporary disk takes no more; then nothing is appended."""
         data = np.ascontiguousarray(ids, np.int32).tobytes()
         room = IN_MEMORY * _BYTES - len(self._held)
         if data[room:]:
@@ -243,8 +247,8 @@ class _Written:
         return np.frombuffer(data, np.int32)
 
 
-def _lost(problem: OSError) -> ValueError:
-    return ValueError(
+def _lost(problem: OSError) -> NoRoom:
+    return NoRoom(
         f"the token ids of a document cannot be kept in {tempfile.gettempdir()} "
         f"({problem.strerror or problem}); make room there, or set TMPDIR to another disk"
     )

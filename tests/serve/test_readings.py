@@ -1,5 +1,6 @@
 """Readings over HTTP: followed, left, cancelled, and taken up again where a server was killed."""
 
+import errno
 import json
 import shutil
 import socket
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
 from notepad_jax.serve.readings import routes
+from notepad_jax.text import chunks
 from tests.serve import fake
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, running, served, until
 from tests.serve.test_requests import VALUES
@@ -236,6 +238,25 @@ def test_a_reading_that_other_weights_began_says_so(tmp_path, monkeypatch):
     with library(tmp_path, text=None) as (url, _):
         card = whole(url + there[there.index("/v1") :])
         assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
+
+
+def full(*_) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_temporary_disk_is_a_507(url, monkeypatch):
+    there = begin(url)
+    whole(there)
+    monkeypatch.setattr(chunks, "IN_MEMORY", 8)
+    monkeypatch.setattr(chunks._Written, "_to_file", full)
+    content = [{"type": "file", "file": {"file_id": "book"}}, {"type": "text", "text": "who ?"}]
+    chat = {"model": f"{NAME}:notepad", "messages": [{"role": "user", "content": content}]}
+    reply = CLIENT.post(f"{url}/v1/chat/completions", json=chat)
+    assert reply.status_code == 507 and "set TMPDIR" in reply.json()["error"]["message"]
+    assert CLIENT.get(f"{there}/trace?turns=true").status_code == 507
+    assert whole(begin(url))["error"]["code"] == "insufficient_storage"
+    monkeypatch.setattr(routes.Spool, "add", full)
+    assert CLIENT.get(f"{there}/trace").status_code == 507
 
 
 def test_the_head_of_events_is_all_of_it():

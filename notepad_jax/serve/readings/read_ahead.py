@@ -13,10 +13,12 @@ from collections.abc import Iterator
 
 from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.documents.refusals import full
 from notepad_jax.serve.documents.store import in_thread
 from notepad_jax.serve.http.decoding import FileText
 from notepad_jax.serve.readings.evidence import letters
-from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
+from notepad_jax.text.chunks import ChunkedDocument, NoRoom, sentence_pieces
+from notepad_jax.types import Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,13 @@ class ReadAhead(ChunkedDocument):
         self.document, self._decode = document, served.tokenizer.decode
         self._one, self._counting = asyncio.Lock(), threading.Lock()
         self._letters = [0]  # that stand before the first chunks
+
+    def __getitem__(self, k: int) -> Tokens:
+        """As ChunkedDocument; Refusal (507) where the temporary disk is full."""
+        try:
+            return super().__getitem__(k)
+        except NoRoom as why:
+            raise full(str(why)) from None
 
     async def reach(self, k: int) -> None:
         """Returns when a turn over chunk `k` has all it asks for: that, and the one behind it.

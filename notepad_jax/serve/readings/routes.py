@@ -182,6 +182,7 @@ class ReadingRoutes:
             identity=self._readings.identity(file_id),
         )
 
+    @disk()
     def _write_trace(
         self, reading: ReadingOnDisk, path: Path, whole: bool, stopped: bool = False
     ) -> None:
@@ -199,7 +200,7 @@ class ReadingRoutes:
                     spools[data["reading"]].add(MemoryChange(
                         data["chunk"], data["memory"], data["tokens"], data["seconds"]
                     ))  # fmt: skip
-        with disk(), TraceFile(path) as file:
+        with TraceFile(path) as file:
             for number, course in enumerate(reading.courses):
                 if course.answer is None and not (stopped and course.turns):
                     continue
