@@ -48,9 +48,9 @@ class RuleFailed(ValueError):
 class OwnRule:
     """A user's function, as `Rules.memory_update` holds it."""
 
-    name: str
-    function: Callable[[Note, Note], Returned]
-    tokenizer: Tokenizer
+    name: str  # module:function
+    function: Callable[[Note, Note], Returned] = dataclasses.field(repr=False)
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
 
     def __call__(self, memory: Tokens, written: Tokens, limit: int) -> Tokens:
         """Returns the new memory, of at most `limit` tokens; RuleFailed, naming the function."""

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +98,12 @@ class Template:
             )
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A checksum of the sections' token ids: two files may have one name."""
+        text = json.dumps(dataclasses.asdict(self), default=np.ndarray.tolist)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     # Made once: a prompt is built for every turn.
     @functools.cached_property

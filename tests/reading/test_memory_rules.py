@@ -71,6 +71,12 @@ def test_the_agent_goes_by_it_in_a_reading_and_when_that_is_played_again():
     assert list(map(tokenizer.decode, again)) == ["red", "red blue"]
 
 
+def test_it_is_shown_by_its_name_alone():
+    """As identities on disk have it, which the next process compares."""
+    rules = dataclasses.replace(fakes.rules(), memory_update=rule(lambda memory, written: ""))
+    assert "memory_update=OwnRule(name='mine:rule')" in repr(rules)
+
+
 def test_names_that_are_no_rule():
     with pytest.raises(ValueError, match="or a function of yours, as module:function"):
         dataclasses.replace(fakes.rules(), memory_update="blend")

@@ -1,11 +1,14 @@
 """Readings over HTTP: followed, left, cancelled, and taken up again where a server was killed."""
 
+import dataclasses
 import errno
 import json
 import shutil
 import socket
 import time
+from pathlib import Path
 
+import fakes
 import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from notepad_jax.reading.trace import Trace
 from notepad_jax.serve.readings import routes
 from notepad_jax.text import chunks
+from notepad_jax.types import CompleterFailed, tokens
 from tests.serve import fake
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, running, served, until
 from tests.serve.test_requests import VALUES
@@ -238,6 +242,75 @@ def test_a_reading_that_other_weights_began_says_so(tmp_path, monkeypatch):
     with library(tmp_path, text=None) as (url, _):
         card = whole(url + there[there.index("/v1") :])
         assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
+
+
+def asked_of(folder) -> Path:
+    """The file of what the reading in a server's folder was asked."""
+    (found,) = (folder / "readings").glob("*/asked.json")
+    return found
+
+
+def stopped(folder, pause: float = 0.02, **policy) -> str:
+    """The path of a reading that a server began in a folder, and did not end."""
+    with running(served(Arithmetic(pause=pause), **policy), folder=folder) as url:
+        CLIENT.put(f"{url}/v1/files/book", content=DOCUMENT)
+        there = begin(url)
+        if pause < 1:
+            until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 1)
+    return there.removeprefix(url)
+
+
+def test_the_weights_of_the_first_turn_are_those_that_go_on(tmp_path, monkeypatch):
+    there = stopped(tmp_path, pause=30)  # before its first turn had ended
+    monkeypatch.setattr(fake, "FINGERPRINT", "np-8")
+    with library(tmp_path, Arithmetic(pause=0.02), text=None) as (url, _):
+        until(lambda: CLIENT.get(url + there).json()["usage"]["turns"] > 1)
+    assert json.loads(asked_of(tmp_path).read_text())["identity"]["weights"] == "np-8"
+    shutil.copytree(tmp_path, tmp_path / "again")
+    with library(tmp_path / "again", text=None) as (url, _):
+        assert whole(url + there)["status"] == "completed"
+    monkeypatch.setattr(fake, "FINGERPRINT", "np-7")
+    with library(tmp_path, text=None) as (url, _):
+        assert whole(url + there)["error"]["code"] == "reading_changed"
+
+
+def test_a_reading_goes_on_with_the_sampling_that_it_began_with(tmp_path):
+    usual = served(Arithmetic()).sampling
+    there = stopped(tmp_path, sampling=dataclasses.replace(usual, temperature=0.5, top_p=0.9))
+    with library(tmp_path, text=None) as (url, streamer):
+        assert whole(url + there)["status"] == "completed"
+    assert {(how.temperature, how.top_p) for _, how in streamer.asked} == {(0.5, 0.9)}
+
+
+def test_a_template_of_the_same_name_is_another_by_its_words(tmp_path):
+    there, asked = stopped(tmp_path), asked_of(tmp_path)
+    other = dataclasses.replace(fakes.template(), no_memory=tokens([300]))
+    old = json.loads(asked.read_text())
+    old["identity"].pop("template_digest", None)  # as older servers wrote it
+    for name, status in (("new", "failed"), ("old", "completed")):
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "files", folder / "files")
+        shutil.copytree(tmp_path / "readings", folder / "readings")
+        if name == "old":
+            asked_of(folder).write_text(json.dumps(old))
+        with running(served(Arithmetic(), template=other), folder=folder) as url:
+            assert whole(url + there)["status"] == status
+
+
+def test_a_reading_whose_engine_failed_goes_on_with_the_next_server(tmp_path):
+    with library(tmp_path / "whole") as (url, _):
+        card = whole(begin(url))
+    with library(tmp_path / "broken", Arithmetic(pause=0.02)) as (url, streamer):
+        there = begin(url)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 1)
+        streamer.broken = CompleterFailed("the device is on fire")
+        failed = whole(there)
+        assert failed["status"] == "failed" and "on fire" in failed["error"]["message"]
+        last = events(CLIENT.get(f"{there}/events").text)[-1]
+        assert last[:2] == (None, "done") and last[2]["error"] == failed["error"]
+    with library(tmp_path / "broken", text=None) as (url, _):
+        again = whole(url + there[there.index("/v1") :])
+        assert again["status"] == "completed" and answers(again) == answers(card)
 
 
 def full(*_) -> None:

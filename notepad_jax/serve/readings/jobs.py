@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.completions.choices import REASONS
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.documents.refusals import disk
 from notepad_jax.serve.documents.store import Files, in_thread
 from notepad_jax.serve.http.errors import Refusal, shown
 from notepad_jax.serve.http.web import refused
@@ -38,10 +35,8 @@ from notepad_jax.serve.readings.evidence import Origins, evidence
 from notepad_jax.serve.readings.journal import Happened
 from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
 from notepad_jax.serve.readings.record import ReadingOnDisk, ReadingRequest
-from notepad_jax.telemetry.identity import write_whole
-from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
+from notepad_jax.types import CompleterFailed, Completion, Finish, Streamer, Turn, tokens
 
-ASKED = "asked.json"
 _MADE = re.compile(r"reading_[0-9a-f]{24}")  # names that we give
 AGAIN = 0.2  # seconds until a turn that was given up is tried again, and a full queue
 
@@ -69,8 +64,7 @@ class ReadingJobs:
             if not _MADE.fullmatch(folder.name):
                 continue  # no folder of ours
             try:
-                fields = json.loads((folder / ASKED).read_text("utf-8"))
-                asked = ReadingRequest(**{**fields, "questions": tuple(fields["questions"])})
+                asked = ReadingRequest.load(folder)
                 reading = self._known[folder.name] = ReadingOnDisk(folder, asked)
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)  # no client was told of it
@@ -117,7 +111,7 @@ class ReadingJobs:
         place.enter_context(self._admitted(asked))
         folder = self._folder / f"reading_{secrets.token_hex(12)}"
         try:
-            await in_thread(_write, folder, asked)
+            await in_thread(asked.write, folder)
             reading = self._known[folder.name] = ReadingOnDisk(folder, asked)
         except BaseException:
             place.close()
@@ -146,7 +140,8 @@ class ReadingJobs:
         served = self._served
         return {
             "model": served.ids[1], "weights": served.fingerprint(),
-            "template": served.template.name, "rules": repr(served.rules),
+            "template": served.template.name, "template_digest": served.template.digest,
+            "rules": repr(served.rules),
             "file": self._files.document(file_id, "file_id").digest,
         }  # fmt: skip
 
@@ -188,7 +183,10 @@ class ReadingJobs:
                     await reading.end("cancelled")
                 raise
             except Exception as error:
-                await reading.end("failed", refused(error).error)
+                # An engine that failed is this server's: the next one goes on.
+                broken = isinstance(error, CompleterFailed) and not reading.stopping
+                for_good = not (broken and reading.asked.detach)
+                await reading.end("failed", refused(error).error, for_good)
 
     async def _admission(self, reading: ReadingOnDisk, place: contextlib.ExitStack) -> None:
         """Waits until the server is less busy: this reading was admitted before."""
@@ -203,9 +201,8 @@ class ReadingJobs:
         asked = reading.asked
         # In threads, what may wait for a disk or a bucket.
         chunks = await asyncio.to_thread(self.chunks, asked)
-        await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
-        begun = any(one.turns for one in reading.courses)
-        if begun and asked.identity.get("weights") not in (None, self._served.fingerprint()):
+        # And a long journal takes a while to read.
+        if not await in_thread(reading.begun_by, self._served.fingerprint()):
             raise Refusal(*CHANGED)
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.
@@ -233,8 +230,7 @@ class ReadingJobs:
 
         Refusal if the file is gone (404), or file, policy or limits are not what they were (409).
         """
-        ours = self.identity(asked.file_id)
-        if asked.identity | {"weights": ours["weights"]} != ours:
+        if not asked.is_of(self.identity(asked.file_id)):
             raise Refusal(*CHANGED)
         text = self._files.document(asked.file_id, "file_id")
         return ReadAhead(self._served, Parts((text,)), self.rules_of(asked))
@@ -341,10 +337,3 @@ class ReadingJobs:
             turn = memory_agent.turn_of(rules, template, state, prompt, made)
             state = memory_agent.after(rules, template, state, turn)
             yield turn, state
-
-
-def _write(folder: Path, asked: ReadingRequest) -> None:
-    """Makes the folder of a reading, with what was asked on its disk."""
-    with disk():
-        folder.mkdir(mode=0o700)
-        write_whole(folder / ASKED, json.dumps(dataclasses.asdict(asked)).encode())

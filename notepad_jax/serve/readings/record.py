@@ -7,16 +7,21 @@ Everything but what was asked follows from the journal's events, also after a re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from notepad_jax.serve.documents.refusals import disk
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings.journal import DONE, Happened, Journal
+from notepad_jax.telemetry.identity import write_whole
 from notepad_jax.types import TurnKind
 
+ASKED = "asked.json"
 JOURNAL = "journal.jsonl"
 USAGE = ("turns", "prompt_tokens", "completion_tokens")
 
@@ -36,6 +41,22 @@ class ReadingRequest:
     detach: bool  # goes on when its client has hung up
     created_at: int
     identity: Mapping[str, str]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads what was asked from the folder of a reading."""
+        fields = json.loads((folder / ASKED).read_text("utf-8"))
+        return cls(**{**fields, "questions": tuple(fields["questions"])})
+
+    def write(self, folder: Path) -> None:
+        """Writes what was asked to the folder of a reading, which it makes; Refusal (507)."""
+        with disk():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            write_whole(folder / ASKED, json.dumps(dataclasses.asdict(self)).encode())
+
+    def is_of(self, ours: Mapping[str, str]) -> bool:
+        """Says whether its identity is this one, weights aside; an old one may lack names."""
+        return {**ours, **self.identity, "weights": ours["weights"]} == ours
 
     def of(self, number: int) -> tuple[str, int]:
         """Returns the question and the sample of one of its readings."""
@@ -82,6 +103,7 @@ class ReadingOnDisk:
         self.journal = Journal(folder / JOURNAL)
         self.status, self.error = "in_progress", None
         self.stopping = False
+        self.unwritten: list[Happened] = []  # how it ended, where the journal does not say so
         self.task: asyncio.Future | None = None
         self._settle(self.journal.last())
 
@@ -113,14 +135,29 @@ class ReadingOnDisk:
         """Returns turns and tokens of all readings."""
         return {name: sum(getattr(one, name) for one in self.courses) for name in USAGE}
 
-    async def end(self, status: str, error: Mapping[str, Any] | None = None) -> None:
-        """Writes the last line, or where the disk is full remembers it."""
-        done = {"status": status, "error": error, "usage": self.usage()}
-        try:
-            await self.tell([(DONE, done)])
-        except Refusal:
-            self.status, self.error, self.journal.over = status, error, True
-            await self.journal.tell()
+    def begun_by(self, weights: str) -> bool:
+        """Says whether its turns are of these weights; without a turn, they become its weights."""
+        theirs = self.asked.identity.get("weights")
+        if any(one.turns for one in self.courses):
+            return theirs in (None, weights)
+        if theirs != weights:
+            identity = {**self.asked.identity, "weights": weights}
+            self.asked = dataclasses.replace(self.asked, identity=identity)
+            self.asked.write(self.folder)
+        return True
+
+    async def end(
+        self, status: str, error: Mapping[str, Any] | None = None, for_good: bool = True
+    ) -> None:
+        """Writes the last line. Where the disk is full, or it ends for this server alone, it is
+        remembered, and the next server goes on."""
+        done = [(DONE, {"status": status, "error": error, "usage": self.usage()})]
+        with contextlib.suppress(Refusal):
+            if for_good:
+                return await self.tell(done)
+        self.unwritten, self.journal.over = done, True
+        self._settle(done)
+        await self.journal.tell()
 
     def card(self) -> dict[str, Any]:
         """Returns the reading's JSON object, in short."""

@@ -166,6 +166,8 @@ class ReadingRoutes:
         limits, told_as = requests.notepad_of(body, stream=True)
         if told_as is not None:
             raise bad("notepad.as", "a reading's events tell of every memory; leave notepad.as out")
+        sampled = [requests.sampled(body, name) for name in ("temperature", "top_p")]
+        usual = chat_model.sampling(self._served, *sampled)  # the next server may have another
         longest = chat_model.lowered(self._served.rules, limits).longest_answer
         seed = bodies.whole(body, "seed", -requests.SEEDS, requests.SEEDS - 1)
         return ReadingRequest(
@@ -173,8 +175,8 @@ class ReadingRoutes:
             questions=questions,
             samples=samples,
             seed=secrets.randbits(62) if seed is None else seed,
-            temperature=requests.sampled(body, "temperature"),
-            top_p=requests.sampled(body, "top_p"),
+            temperature=usual.temperature,
+            top_p=usual.top_p,
             max_tokens=bodies.whole(body, "max_tokens", 1, longest),
             limits=limits,
             detach=bodies.flag(body, "detach"),
@@ -228,6 +230,8 @@ async def _told(reading: ReadingOnDisk, line: int) -> AsyncGenerator[bytes]:
                 _event(one, number if place == len(happened) else None)
                 for place, one in enumerate(happened, 1)
             )
+    for one in reading.unwritten:
+        yield _event(one, None)
 
 
 def _event(happened: Happened, number: int | None) -> bytes:
