@@ -108,6 +108,8 @@ def _task(row: Any, number: int, path: Path) -> Task:
         raise ValueError(f"{where} is of type {kind}, and no mapping of columns: {row!r:.80}")
     columns = {str(name): value for name, value in row.items()}
     text = columns.pop("document", None)
+    if text is not None and isinstance(columns.get("context"), str):
+        raise ValueError(f"{where} has two texts, 'document' and 'context'; keep one")
     text = columns.pop("context", None) if text is None else text
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where} has no text under 'document' or 'context'; it has {list(row)}")

@@ -62,18 +62,16 @@ def test_what_a_row_leaves_out_and_what_is_kept_for_a_reward(tmp_path):
     assert three.extra == {"level": 4, "scores": [0.5, 1.0]}
 
 
-def test_columns_beside_the_text_may_be_called_as_it_is(tmp_path):
+def test_keys_below_a_column_may_be_called_as_the_text_is(tmp_path):
     """Readers find a text by its key's bytes, wherever the key stands."""
     rows = [
         ROWS[0] | {"passages": [{"document": "one"}, {"context": "two"}]},
-        {"question": "who ?", "answers": "ann", "document": "ann", "context": "a hint"},
         {"question": "who ?", "answers": "ann", "context": 'ann said "document": "x"'},
     ]
     datasets.write(rows, tmp_path / "dataset.jsonl")
-    one, two, three = read(tmp_path / "dataset.jsonl")
+    one, two = read(tmp_path / "dataset.jsonl")
     assert one.extra == {"passages": [{"document": "one"}, {"context": "two"}]}
-    assert "".join(two.document.pieces()) == "ann" and two.extra == {"context": "a hint"}
-    assert "".join(three.document.pieces()) == 'ann said "document": "x"'
+    assert "".join(two.document.pieces()) == 'ann said "document": "x"'
 
 
 def test_tasks_are_rows_too(tmp_path):
