@@ -99,15 +99,17 @@ READERS = {
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="some readers, as 'instruct,GRPO' (all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=READERS, default=list(READERS), metavar="READER",
+        help=f"some of {'; '.join(READERS)}",
+    )  # fmt: skip
     parser.add_argument("--lengths", default=",".join(SAMPLES), help="some lengths (all)")
     parser.add_argument("--page", type=Path, help="a page with a place for the tables")
     parser.add_argument("--tables", action="store_true", help="read nothing; what is there")
     said = parser.parse_args(argv)
-    names = [name for name in READERS if not said.only or name in said.only.split(",")]
     if not said.tables:
         for length in said.lengths.split(","):
-            for name in names:
+            for name in said.only:
                 read(name, length)
     found = [point for name in READERS for point in points_of(name)]
     before = measured(said.page.parent / MEASURED) if said.page is not None else []
