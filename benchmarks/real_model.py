@@ -3,8 +3,8 @@
     taskset -c 0 python -m benchmarks.real_model --policy FOLDER [--peer] [--pairs 5]
         [--parts prefill decode update] [--json]
 
-FOLDER is a Hugging Face folder of a llama-like policy; its tokenizer is not looked at, since
-prompts are random ids. All is float32. Rows, in CPU seconds of the process:
+FOLDER has a llama-like policy, as `make smollm` and others leave it; its tokenizer is not looked
+at, since prompts are random ids. All is float32. Rows, in CPU seconds of the process:
 
 - `prefill 512`, `prefill 2048`: a prompt of so many tokens and one more, to its first sampled
   token, through the engine's service; nothing of it is cached.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -33,6 +34,7 @@ import importlib.util
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +44,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
@@ -89,6 +92,16 @@ def loaded(folder: Path) -> tuple[PolicyConfig, Any]:
     config, params = huggingface.import_policy(folder)
     config = dataclasses.replace(config, dtype="float32", valid_vocab=config.vocab_size)
     return config, jax.tree.map(lambda x: x.astype("float32"), params)
+
+
+def with_safetensors(policy: Path, place: Path) -> Path:
+    """Returns a policy's folder, or a new one in `place` where its weights are a checkpoint."""
+    if any(policy.glob("*.safetensors")):
+        return policy
+    with contextlib.redirect_stdout(sys.stderr):
+        if code := cli.main(["export-hf", str(policy), str(place / "exported")]):
+            sys.exit(code)
+    return place / "exported"
 
 
 def loaded_peers(folder: Path) -> Peers:
@@ -333,14 +346,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--policy", type=Path, required=True, help="a Hugging Face folder")
+    parser.add_argument("--policy", type=Path, required=True, help="a folder with a policy")
     parser.add_argument("--peer", action="store_true", help="beside the peers that are here")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", action="store_true")
     said = parser.parse_args(argv)
-    config, params = loaded(said.policy)
-    peers = loaded_peers(said.policy) if said.peer else {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = with_safetensors(said.policy, Path(place))
+        config, params = loaded(folder)
+        peers = loaded_peers(folder) if said.peer else {}
     for name, (peer, model) in peers.items():
         far = check_logits(config, params, peer, model)
         print(f"logits differ from {name}'s by {far:.0e} of their deviation", file=sys.stderr)
