@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 
 LONGEST = 50_000  # characters of an answer, about 12 thousand tokens; a longer one is none
@@ -66,6 +67,11 @@ def extract(text: str, contract: str) -> Extracted:
     if found.answer is not None and len(found.answer) > LONGEST:
         return Extracted(None, "too_long")
     return found
+
+
+def composed(text: str) -> str:
+    """Returns a text in NFC: an accent may be written on its own."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def plain(said: str) -> Extracted:

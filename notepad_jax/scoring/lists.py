@@ -3,7 +3,7 @@
 The gold answers of a task are the items, all of them wanted, the most relevant (or the
 earliest) first. Both sides are folded alike: lower case, white space collapsed, blank
 lines dropped, a repeated line kept where it first stood. The library oracles in the tests
-are scikit-learn's and scipy's. Used by metrics; imports nothing of ours.
+are scikit-learn's and scipy's. Used by metrics.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import bisect
 import math
 import re
-import unicodedata
 from collections.abc import Sequence
+
+from notepad_jax.scoring.extraction import composed
 
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z*]{1,20}\}(?:\{[a-z|]{0,20}\})?")
 _MARK = re.compile(r"\\\\|^[ \t]*(?:[-\u2022]|\(?\d{1,4}[.)])[ \t]+", re.MULTILINE)
@@ -21,8 +22,7 @@ _COMMA = re.compile(r"\s*,\s*(?:and\s+)?")
 
 def lines(text: str) -> list[str]:
     """Returns the folded lines of a text, in order, each once."""
-    text = text if text.isascii() else unicodedata.normalize("NFC", text)
-    folded = (" ".join(line.lower().split()) for line in text.split("\n"))
+    folded = (" ".join(line.lower().split()) for line in composed(text).split("\n"))
     return list(dict.fromkeys(filter(None, folded)))
 
 

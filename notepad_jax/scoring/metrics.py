@@ -24,7 +24,6 @@ import dataclasses
 import functools
 import re
 import string
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 from notepad_jax.scoring import (
@@ -244,8 +243,7 @@ def normalise(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """As `_squad`, of composed characters: an accent may be written on its own."""
-    return _squad(text if text.isascii() else unicodedata.normalize("NFC", text))
+    return _squad(extraction.composed(text))
 
 
 def _squad(text: str) -> str:

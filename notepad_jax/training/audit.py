@@ -20,12 +20,11 @@ from notepad_jax.checkpoint.steps import place_of, steps_in
 from notepad_jax.grpo import batch, forward
 from notepad_jax.reading.trace import Trace, TurnRecord
 from notepad_jax.rollout import archive
-from notepad_jax.setup import builders, configuration, process
+from notepad_jax.setup import builders, process
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.identity import read_sealed
-from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import decided
+from notepad_jax.training.record import config_of
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -136,10 +135,7 @@ def problem(made: Audit) -> str:
 
 
 def _config(folder: Path) -> Training:
-    mend = "name the folder of a training run, runs/NAME"
-    said = read_sealed(folder / CONFIG, mend)
-    config = configuration.load("quickstart", saved=said)  # a later key is as it is there
-    return decided.filled(config, decided.read(folder / decided.FILE))
+    return decided.filled(config_of(folder), decided.read(folder / decided.FILE))
 
 
 def _turns(trace: Trace, step: int | None) -> Iterator[tuple[str, int, Turn]]:

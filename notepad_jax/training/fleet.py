@@ -214,11 +214,10 @@ class Fleet:
 
     def _kept(self) -> Terms | None:
         """Returns the terms on which there are plans, if any, and none that are damaged."""
-        there = self._objects.get(schedule.TERMS)
         try:
-            return terms_of(there) if there else None
+            return self._objects.parsed(schedule.TERMS, terms_of, "it is written anew")
         except ValueError as problem:
-            self._say(f"{self._objects.folder}/{schedule.TERMS} {problem}")
+            self._say(str(problem))
             return None
 
     def _go_on(self, step: int, kept: Terms) -> bool:

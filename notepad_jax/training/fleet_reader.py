@@ -32,13 +32,12 @@ from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.engine.service import EngineService
 from notepad_jax.rollout import schedule, serialization
 from notepad_jax.rollout.schedule import Bundle
-from notepad_jax.setup import builders, configuration, learner, process, provenance, task_stream
+from notepad_jax.setup import builders, learner, process, provenance, task_stream
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
-from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import base_fingerprint, fleet, rollout_settings
+from notepad_jax.training import base_fingerprint, fleet, record, rollout_settings
 from notepad_jax.training.fleet import Terms
 from notepad_jax.training.fleet_batch import Spooled
 from notepad_jax.training.fleet_claims import Claims
@@ -112,8 +111,7 @@ def _without_readers(place: Path | epath.Path) -> str:
     """Returns a line for a run on a disk that trains without readers so far; "" for others."""
     if bucket.is_bucket(place) or not (Path(place) / CONFIG).is_file():
         return ""
-    said = read_sealed(Path(place) / CONFIG, "name the folder of a training run, runs/NAME")
-    if configuration.load("quickstart", saved=said).fleet.on:
+    if record.config_of(Path(place)).fleet.on:
         return ""
     return f"{place} was begun without readers; train --resume --config.fleet.apart=true has them"
 

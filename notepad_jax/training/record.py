@@ -5,7 +5,7 @@ run began with, and every `--resume` that changes one adds what it was and what 
 config.json has the present alone; what it should say follows from here. Where a run's steps lie
 elsewhere (`checkpoint.folder`), its settings lie beside them, too (`run.json`): so the steps alone
 say which run they are of, and can be gone on with, also when the run's folder is gone. Above:
-train, run_log, outcome, check and cli.
+train, run_log, outcome, check, audit, replay, fleet_reader and cli.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from notepad_jax import keys
 from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
 from notepad_jax.parallel import hosts
 from notepad_jax.report import origin
-from notepad_jax.setup import provenance
+from notepad_jax.setup import configuration, provenance
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import lines
-from notepad_jax.telemetry.identity import read_json, write_json, write_sealed
+from notepad_jax.telemetry.identity import read_json, read_sealed, write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.training import decided
 
@@ -58,6 +58,15 @@ class History:
             return None
         after = {key: new for one in self.changes for key, (_, new) in one.changed.items()}
         return {key: value for key, value in {**self.begun, **after}.items() if value is not GONE}
+
+
+def config_of(folder: Path) -> Training:
+    """Returns the config in a run's folder; a key that came later is as it is there.
+
+    Raises ValueError for a folder that is no training run's.
+    """
+    said = read_sealed(folder / CONFIG, "name the folder of a training run, runs/NAME")
+    return configuration.load("quickstart", saved=said)
 
 
 def begin(folder: Path, config: Training) -> None:

@@ -20,12 +20,10 @@ from notepad_jax.checkpoint.checksums import compare
 from notepad_jax.checkpoint.objects import Objects, unsealed
 from notepad_jax.checkpoint.steps import place_of, read_meta, steps_in
 from notepad_jax.rollout import schedule
-from notepad_jax.setup import configuration, provenance
+from notepad_jax.setup import provenance
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.identity import read_sealed
-from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import fleet, train
+from notepad_jax.training import fleet, record, train
 
 GONE = "without it this run is not learnt again"
 KINDS = (schedule.PLAN, schedule.SPOOL, schedule.CHOICE)
@@ -46,8 +44,7 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
     Raises ValueError for a run that has not kept what it learnt from, or was trained by other code,
     and HandoffError, naming a leaf, where other weights come out.
     """
-    said = read_sealed(run / CONFIG, "name the folder of a training run, runs/NAME")
-    config = configuration.load("quickstart", saved=said)
+    config = record.config_of(run)
     theirs = place_of(run, config.checkpoint.folder)
     there, done = Objects(theirs.parent / fleet.FOLDER), steps_in(theirs)
     if not config.fleet.on or not done:
@@ -110,7 +107,14 @@ def _look_at(there: Objects, names: Sequence[str], last: int, live: bool) -> Non
         needed |= choice.read if choice is not None else {}
     for bundle, digest in needed.items():
         name = f"{schedule.SPOOL}/{bundle}"
-        if there.parsed(name, unsealed, GONE) is None:
+        found = there.parsed(name, _digest, GONE)
+        if found is None:
             raise ValueError(f"{there.folder} has no {name}; {GONE}")
-        if digest not in (None, hashlib.sha256(there.get(name) or b"").hexdigest()):
+        if digest not in (None, found):
             raise ValueError(f"{there.folder}/{name} is not what was learnt from; {GONE}")
+
+
+def _digest(content: bytes) -> str:
+    """Returns the digest of a spooled bundle, as choices have it; ValueError for a damaged one."""
+    unsealed(content)
+    return hashlib.sha256(content).hexdigest()
