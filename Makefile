@@ -105,7 +105,7 @@ lint: install ## style and the floors of the architecture
 bench: install ## every row of speed on this machine, and what moved since the last time (15 minutes)
 	$(if $(wildcard .venv-peers/done),.venv-peers/bin/python,$(BIN)/python) -m benchmarks.bench
 
-peers: ## make .venv-peers with what `make bench` measures beside us (7 GB)
+peers: ## make .venv-peers with what `make bench` measures beside us (7 GB; compiles llama.cpp)
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --editable '.[serve]' $(PEERS)
 	@touch .venv-peers/done
