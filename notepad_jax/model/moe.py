@@ -6,7 +6,7 @@ one grouped matrix product over the whole batch: jax's megablox kernel on TPUs,
 `jax.lax.ragged_dot` elsewhere. No token is dropped and there is no capacity; a token's
 result does not depend on what else is in the batch. `layers.DecoderLayer` calls it.
 
-On a mesh, tokens are cut over "fsdp" and experts over "tensor" (`parallel.rules`): each device
+On a mesh, tokens are cut over "fsdp" and experts over "tensor" (`parallel.mesh`): each device
 sorts its own tokens, its own experts first, computes those alone, and the devices that hold
 the other experts add theirs.
 

@@ -242,12 +242,12 @@ assert jax.device_count() == 4
 mesh = meshes.make(tensor=2)
 for config in (tiny.CONFIG, MOE):
     params = parameters.init_params(config, jax.random.key(0))
-    spread = place.commit(params, parameters.shardings(config, mesh, mesh.TRAINING))
+    spread = place.commit(params, parameters.shardings(config, mesh, meshes.TRAINING))
     target = parameters.rollout_target(
         config,
         jax.tree.map(
             lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-            params, parameters.shardings(config, mesh, mesh.SERVING),
+            params, parameters.shardings(config, mesh, meshes.SERVING),
         ),
         "int8",
     )

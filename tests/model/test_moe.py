@@ -145,7 +145,7 @@ rng = np.random.default_rng(0)
 draw = lambda s: jnp.asarray(rng.normal(size=s.shape) * s.scale * 2 + (s.scale == 0), "float32")
 params = parameters.map_specs(draw, config)
 mesh = meshes.make(tensor=2)
-table = dict(mesh.TRAINING) | {"expert": "tensor"}
+table = dict(meshes.TRAINING) | {"expert": "tensor"}
 spread = place.commit(params, parameters.shardings(config, mesh, table))
 assert spread["layers"]["expert_gate"].addressable_shards[0].data.shape == (2, 2, 4, 6)
 
