@@ -2,15 +2,18 @@
 
     make bench                          # python -m benchmarks.bench [--only sharing,turn]
     make peers && make bench            # beside google-tunix, transformers and llama.cpp
+    python -m benchmarks.bench --page docs/performance.md       # and writes its table
 
 Runs the benchmarks of PARTS one after another, each a process pinned to one core, and prints their
 figures: CPU seconds unless the name says something else, and ratios to what was measured by turns
 in the same process. A peer is beside us where it is installed (`make peers`: an environment of its
 own, 7 GB), and `real_model` is measured where `make smollm` has been. What was found is a line of
 `--record` (runs/bench.jsonl), with machine and commit; the next run on a machine of the same
-processor shows both, and names what moved by more than MOVED. On a machine that is busy seconds
-move by half, and ratios by a tenth. All of it takes about 15 minutes on a free core, and twice that
-beside peers. The cache of compiled programs is off, so first steps are shown with their compiling.
+processor shows both, and names what moved by more than MOVED. `--page` puts the newest of each
+part on this processor between the page's marks; with `--only=` nothing else is done. On a machine
+that is busy seconds move by half, and ratios by a tenth. All of it takes about 15 minutes on a free
+core, and twice that beside peers. The cache of compiled programs is off, so first steps are shown
+with their compiling.
 """
 
 from __future__ import annotations
@@ -24,14 +27,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import marks
 from notepad_jax.setup import compiled, provenance
 
 ROOT = Path(__file__).parents[1]
-RECORD = Path("runs/bench.jsonl")
+RECORD, MARK = Path("runs/bench.jsonl"), "bench"
 SMOLLM = Path("policies/smollm2")
 MOVED = 0.1  # of a figure: less is noise
 
@@ -63,7 +67,7 @@ Figures = dict[str, float]  # by name, in the order in which a benchmark tells t
 
 def main(argv: Sequence[str] | None = None) -> None:
     said = options().parse_args(argv)
-    names = said.only.split(",") if said.only else list(PARTS)
+    names = list(PARTS) if said.only is None else [name for name in said.only.split(",") if name]
     if unknown := [name for name in names if name not in PARTS]:
         sys.exit(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
     if hasattr(os, "sched_setaffinity"):  # not on a Mac; children are where we are
@@ -78,16 +82,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name} ...", end="", file=sys.stderr, flush=True)
         found = measured(part)
         print(f" {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        print("\n".join([f"\n**{name}**", "", *table(found, before.get(name, {}))]), flush=True)
+        old = before[name]["figures"] if name in before else {}
+        print("\n".join([f"\n**{name}**", "", *table(found, old)]), flush=True)
         keep(said.record, name, found)
+    if said.page is not None:
+        marks.put(said.page, MARK, "\n".join(page(newest(said.record))))
 
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--record", type=Path, default=RECORD, help="where figures are kept")
+    parser.add_argument("--page", type=Path, help="a page with a place for the table")
     return parser
 
 
@@ -141,14 +149,34 @@ def table(now: Figures, before: Figures) -> Iterator[str]:
         yield f"| {name} | {old:.4g} | {value:.4g} |{f' {moved} ' if moved else ' '}|"
 
 
+def page(lines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the lines of a page: a table of each part's figures, the last words across."""
+    for name in PARTS:
+        if name not in lines:
+            continue
+        line = lines[name]
+        yield f"**{name}** ({line['processor']}, {line['date'][:10]}, {line['commit'][:7]})\n"
+        cells: dict[str, dict[str, float]] = {}
+        for figure, value in line["figures"].items():
+            row, _, column = figure.rpartition(", ")
+            cells.setdefault(row, {})[column.replace("_", " ")] = value
+        columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+        yield f"| | {' | '.join(columns)} |"
+        yield "|---" * (1 + len(columns)) + "|"
+        for row, found in cells.items():
+            told = (f"{found[column]:.3g}" if column in found else "" for column in columns)
+            yield f"| {row.replace('_', ' ')} | {' | '.join(told)} |"
+        yield ""
+
+
 # ---------------------------------------------------------------- kept
 
 
-def newest(record: Path) -> dict[str, Figures]:
-    """Returns the newest figures of each part on such a processor; {} without a record."""
+def newest(record: Path) -> dict[str, dict[str, Any]]:
+    """Returns the newest line of each part on such a processor; {} without a record."""
     lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
     told = [json.loads(line) for line in lines]
-    return {one["part"]: one["figures"] for one in told if one["processor"] == provenance.cpu()}
+    return {one["part"]: one for one in told if one["processor"] == provenance.cpu()}
 
 
 def keep(record: Path, name: str, found: Figures) -> None:

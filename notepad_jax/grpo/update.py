@@ -114,10 +114,11 @@ def _sum(
     parts = there.shape["fsdp"]
     fixed = _fixed(config, settings)
     with mesh.within(there):
+        every = micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT)
         beside = BESIDE if [d.platform for d in there.devices.flat] == ["cpu"] else 1
+        beside = min(beside, len(every))
         totals = [_nothing_yet(masters, config, cut) for _ in range(beside)]
         numbers = _numbers(settings, since)
-        every = micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT)
         for number, micro in enumerate(every):
             micro, own = place.commit(micro, place.rows(there)), number % beside
             totals[own] = _accumulate(

@@ -4,13 +4,15 @@ Every row is read, unless fewer are asked for. Rows are grouped into bands of le
 whose rows all say one length (what it was made for) is a band of that length; any other row
 belongs to the power of two that it does not exceed. Either way the band of a row is decided by its
 file alone, so a measurement that is gone on with, with more tasks or more samples, finds its
-readings again. Above: setup.eval_jobs; below: data.formats.
+readings again. Rows about one text share its document: it is tokenised once, its chunks are
+prefilled once, and intervals know that it is one. Above: setup.eval_jobs; below: data.formats.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from notepad_jax.data.admission import OnFault
 from notepad_jax.data.foreign import beam
 from notepad_jax.data.rows import Pair
 from notepad_jax.tasks.haystack import Count
-from notepad_jax.types import Task
+from notepad_jax.types import Document, Task
 
 OVER = 1.02  # RULER counts the prompt and the answer, too, and a tokenizer differs from another
 # What a row may have of a length that was asked for: paragraphs are longer and shorter.
@@ -65,9 +67,10 @@ def read(
     there: set[int] = set()
     rows = elsewhere = 0
     damaged: list[str] = []
+    texts = _Texts(count)
     for file in _files(path):
         try:
-            chosen, same = _chosen(path, file, wanted, count, on_row, on_fault)
+            chosen, same = _chosen(path, file, wanted, texts, on_row, on_fault)
         except ValueError as problem:
             if not wanted or _tells(file, wanted):
                 raise
@@ -95,7 +98,8 @@ def read(
                 f"{path} has no document of {length:,} tokens; they have {_some(there)}; leave "
                 f"out --lengths to read all"
             )
-    return FileSuite(dict(sorted(found.items())), rows, elsewhere, damaged)
+    read = {length: list(map(texts.shared, tasks)) for length, tasks in sorted(found.items())}
+    return FileSuite(read, rows, elsewhere, damaged)
 
 
 def power_of_two(length: int) -> int:
@@ -117,8 +121,39 @@ class RecordDocument:
         return self.records[self.number][0].document.pieces()
 
 
+class _Texts:
+    """The documents of files by what they say: the first with a text stands for all."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._tokens: dict[int, int] = {}  # by the document that stands, which is kept below
+        self._stands: dict[bytes, Document] = {}
+        self._known: dict[int, tuple[Document, Document]] = {}  # seen, and what stands for it
+
+    def shared(self, task: Task) -> Task:
+        """Returns the task over the document that stands for its own."""
+        stands = self._of(task.document)
+        return task if stands is task.document else dataclasses.replace(task, document=stands)
+
+    def tokens(self, document: Document) -> int:
+        """Returns how many tokens a document has; each text is counted once."""
+        stands = self._of(document)
+        if id(stands) not in self._tokens:
+            self._tokens[id(stands)] = sum(map(self._count, stands.pieces()))
+        return self._tokens[id(stands)]
+
+    def _of(self, document: Document) -> Document:
+        if id(document) not in self._known:
+            said = hashlib.blake2b(digest_size=16)
+            for piece in document.pieces():
+                said.update(piece.encode("utf-8", "surrogatepass"))
+            stands = self._stands.setdefault(said.digest(), document)
+            self._known[id(document)] = document, stands
+        return self._known[id(document)][1]
+
+
 def _chosen(
-    folder: str, file: str, wanted: Sequence[str], count: Count, on_row: Callable[[], None],
+    folder: str, file: str, wanted: Sequence[str], texts: _Texts, on_row: Callable[[], None],
     on_fault: OnFault,
 ) -> tuple[list[Pair], bool]:  # fmt: skip
     """Returns the wanted tasks of a file, measured, and whether all its rows say one length."""
@@ -126,16 +161,13 @@ def _chosen(
     pairs = formats.read_any(file, name=name, on_fault=on_fault)
     said: set[int] = set()
     chosen: list[Pair] = []
-    counted: dict[int, int] = {}  # by document: it may have a hundred questions
     for number in range(len(pairs)):
         task, length = pairs[number]
         said.add(length)
         if not wanted or {task.source, task.source.rpartition("/")[2]} & set(wanted):
-            if not length and id(task.document) not in counted:
-                counted[id(task.document)] = sum(map(count, task.document.pieces()))
-            length = length or counted[id(task.document)]
             if not isinstance(pairs, list):
                 task = dataclasses.replace(task, document=RecordDocument(pairs, number))
+            length = length or texts.tokens(task.document)
             chosen.append((task, length))
         on_row()
     return chosen, len(said) == 1 and 0 not in said

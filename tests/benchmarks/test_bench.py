@@ -32,7 +32,22 @@ def test_the_newest_of_this_processor_is_what_is_compared(tmp_path, monkeypatch)
     monkeypatch.setattr(bench.provenance, "cpu", lambda: "another")
     bench.keep(record, "turn", {"us": 1.0})
     monkeypatch.undo()
-    assert bench.newest(record) == {"turn": {"us": 7.0}}
+    assert bench.newest(record)["turn"]["figures"] == {"us": 7.0}
+
+
+def test_a_page_has_the_newest_of_each_part_with_the_last_words_across(tmp_path):
+    record, page = tmp_path / "bench.jsonl", tmp_path / "page.md"
+    page.write_text("above\n<!-- bench: begin -->\nold\n<!-- bench: end -->\nbelow\n")
+    bench.keep(record, "turn", {"microseconds_a_turn": 70.0})
+    bench.keep(record, "step", {"ours, rollout": 0.5, "ours, first": 9.0, "a peer, rollout": 0.25})
+    bench.main(["--only=", f"--record={record}", f"--page={page}"])
+    lines = [line for line in page.read_text().splitlines() if line[:4] not in ("", "<!--", "|---")]
+    assert (lines[0], lines[-1]) == ("above", "below")
+    assert lines[1].startswith("**step** (") and lines[5].startswith("**turn** (")
+    assert lines[2:5] == [
+        "| | rollout | first |", "| ours | 0.5 | 9 |", "| a peer | 0.25 |  |",
+    ]  # fmt: skip
+    assert lines[6:8] == ["| | microseconds a turn |", "|  | 70 |"]
 
 
 def test_a_part_runs_and_one_that_fails_says_why(tmp_path, monkeypatch, capsys):

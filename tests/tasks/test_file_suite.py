@@ -46,6 +46,24 @@ def test_every_row_is_read_and_measured_where_nobody_said_its_length(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "array_record"])
+@pytest.mark.parametrize("length", [0, 7168])
+def test_rows_about_one_text_share_its_document_which_is_counted_once(tmp_path, kind, length):
+    """Every row was about a document of its own: tokenised, read and counted as one."""
+    path, counted = tmp_path / f"mine.{kind}", []
+    rows = [task(str(k), length=3 + k % 2) for k in range(6)]
+    files.write(path, rows, itertools.repeat(length))
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return words(text)
+
+    every = file_suite.read(str(path), (), (), 0, count).tasks.values()
+    documents = {id(one.document): one.document for own in every for one in own}
+    assert sorted(len("".join(d.pieces()).split()) for d in documents.values()) == [3, 4]
+    assert len(counted) == (0 if length else 2)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "array_record"])
 def test_a_file_that_was_made_for_one_length_is_a_band_of_it(tmp_path, kind):
     path = tmp_path / f"vt-7k.{kind}"
     files.write(path, [task(str(k)) for k in range(9)], itertools.repeat(7168))
