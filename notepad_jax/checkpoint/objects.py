@@ -12,6 +12,7 @@ Neighbour above: `fence`; below: `bucket`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -106,6 +107,14 @@ class _Place(Protocol):
     def remove(self, name: str) -> None: ...
 
 
+# What file systems without hard links say: FAT, and buckets that are mounted.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_LINKS_NEEDED = (
+    "its file system has no hard links, by which one of two writers is the first; "
+    "give a folder on another, or a bucket by its name (gs://...)"
+)
+
+
 class _OnDisk:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,6 +126,10 @@ class _OnDisk:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
+            except OSError as problem:
+                if problem.errno in _NO_LINKS:
+                    raise OSError(problem.errno, _LINKS_NEEDED) from None
+                raise
         sync_folder(path.parent)
         return True
 

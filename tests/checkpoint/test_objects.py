@@ -3,6 +3,7 @@
 Each test is run on a disk and in a bucket, which is a server of this machine (fake_bucket).
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -168,6 +169,16 @@ def test_a_place_that_refuses_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=f"^{tmp_path}/file/x/plan/1 cannot be written: .+$"):
         Objects(tmp_path / "file" / "x").put("plan/1", b"")
+
+
+def test_a_file_system_without_hard_links_is_named_with_what_helps(monkeypatch, tmp_path):
+    def no_links(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(OSError, match=r"/claim/1 cannot be written: its file system has no hard "):
+        Objects(tmp_path).put("claim/1", b"ours")
+    assert Objects(tmp_path).names() == []
 
 
 def test_a_bucket_that_is_away_is_one_line_and_no_wait_for_ever(monkeypatch):
