@@ -23,7 +23,7 @@ from benchmarks.kernels.children import Failure, compile_on
 from benchmarks.kernels.ours import row_of_a_group
 from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.rows import Row
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 from pallas_kernels import aot, packed, schedule, tuning
 
 MODEL = "qwen2.5-7b"
@@ -45,7 +45,7 @@ def milliseconds(chip: str, rows: Sequence[Row], blocks: dict[str, int]) -> dict
     per_core = -(-model.K // CORES.get(chip, 1)) * steps
     times: dict[str, float] = {}
     for row in rows:
-        seconds = max(row.step_cycles, row.dma_cycles) / estimate.CHIPS[chip].clock_hz
+        seconds = max(row.step_cycles, row.dma_cycles) / chips.CHIPS[chip].clock_hz
         times.setdefault(row.family, 0.0)
         times[row.family] += 1e3 * seconds * per_core * blocks[row.variant]
     return times
@@ -76,10 +76,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tails", type=int, default=16)
     parser.add_argument("--tail", type=int, default=2048, help="tokens of a tail")
     options = parser.parse_args(arguments)
-    unknown = [chip for chip in options.tpu if chip not in estimate.CHIPS]
+    unknown = [chip for chip in options.tpu if chip not in chips.CHIPS]
     complaint = aot.missing_compiler()
     if unknown:
-        complaint = f"--tpu: {unknown[0]!r} is not one of {', '.join(estimate.CHIPS)}"
+        complaint = f"--tpu: {unknown[0]!r} is not one of {', '.join(chips.CHIPS)}"
     if complaint:
         print(complaint, file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@
     python -m benchmarks.kernels --tpu v6e --model qwen2.5-7b --kernels packed splash-1024
 
 No TPU is needed: libtpu compiles for chips that are not there (`pallas_kernels.aot`) and writes
-down the instructions it chose, which `notepad_jax.planner.estimate` counts. The programs are in
+down the instructions it chose, which `bundles` counts. The programs are in
 `ours` and `public`, the compiling in `children`; docs/performance.md has the expected table.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row, compare
 from benchmarks.kernels.table import HEADER, table
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 from pallas_kernels import aot
 
 
@@ -45,8 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     several = dict(nargs="+", metavar="NAME")
     parser.add_argument(
-        "--tpu", **several, default=list(estimate.CHIPS),
-        help=f"chips, of {', '.join(estimate.CHIPS)} (default: all)",
+        "--tpu", **several, default=list(chips.CHIPS),
+        help=f"chips, of {', '.join(chips.CHIPS)} (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--model", **several, default=list(MODELS),
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _complaint(options: argparse.Namespace) -> str:
     """Returns what is wrong with the command, in one line; "" if nothing is."""
     for what, given, allowed in (
-        ("--tpu", options.tpu, estimate.CHIPS),
+        ("--tpu", options.tpu, chips.CHIPS),
         ("--model", options.model, MODELS),
         ("--kernels", options.kernels, PROGRAMS),
     ):

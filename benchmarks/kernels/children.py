@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.kernels import bundles
 from benchmarks.kernels.ours import OURS
 from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row, rows_of
-from notepad_jax.planner import estimate
 from pallas_kernels import aot
 
 PROGRAMS = {**OURS, **PUBLIC}
@@ -68,7 +68,7 @@ def compile_here(chip: str, jobs: list[tuple[str, str]], dumps: Path, keep: Path
 
 
 def _child_environment(dumps: Path) -> dict[str, str]:
-    flags = estimate.DUMP_FLAGS.format(directory=dumps)
+    flags = bundles.DUMP_FLAGS.format(directory=dumps)
     before = os.environ.get("LIBTPU_INIT_ARGS", "")
     return os.environ | aot.ENVIRONMENT | {"LIBTPU_INIT_ARGS": f"{before} {flags}".strip()}
 

@@ -1,6 +1,6 @@
 """The table's rows from the compiler's dumps, and ours against the best public kernel.
 
-`notepad_jax.planner.estimate` counts; here a program's parts say what the counts mean.
+`bundles` counts; here a program's parts say what the counts mean.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.kernels import bundles
 from benchmarks.kernels.programs import Part, Program
 from benchmarks.kernels.public import PUBLIC
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def rows_of(
       ValueError: the dumps lack a kernel of the program or hold it twice, or the number of its
         hot blocks is not what the catalogue says.
     """
-    kernels = estimate.read_dumps(dumps, estimate.CHIPS[chip])
+    kernels = bundles.read_dumps(dumps, chips.CHIPS[chip])
     rows = []
     for part in program.parts:
         found = [kernel for kernel in kernels if re.search(part.pattern, kernel.name)]
@@ -66,9 +67,9 @@ def rows_of(
     return rows
 
 
-def _variants(part: Part, kernel: estimate.Compiled) -> Iterator[tuple[str, estimate.Block]]:
+def _variants(part: Part, kernel: bundles.Compiled) -> Iterator[tuple[str, bundles.Block]]:
     if not part.alternatives:
-        yield part.variant, estimate.together(kernel.hot)
+        yield part.variant, bundles.together(kernel.hot)
         return
     if len(kernel.hot) != len(part.alternatives):
         raise ValueError(
@@ -82,10 +83,10 @@ def _variants(part: Part, kernel: estimate.Compiled) -> Iterator[tuple[str, esti
 
 
 def _row(
-    part: Part, kernel: estimate.Compiled, block: estimate.Block, model: str, program: str,
+    part: Part, kernel: bundles.Compiled, block: bundles.Block, model: str, program: str,
     variant: str, chip_name: str, seconds: float,
 ) -> Row:  # fmt: skip
-    chip = estimate.CHIPS[chip_name]
+    chip = chips.CHIPS[chip_name]
     hot = part.repeats * block.cycles
     step = hot + kernel.overhead(block, part.depth, part.copies, part.repeats)
     dma = part.hbm_bytes / chip.hbm_bytes_per_cycle
@@ -100,8 +101,8 @@ def _row(
         hot_cycles=hot,
         step_cycles=step,
         dma_cycles=dma,
-        peak_in_block=estimate.share_of_peak(part.flops, hot, chip),
-        peak_in_step=estimate.share_of_peak(part.flops, step, chip),
+        peak_in_block=bundles.share_of_peak(part.flops, hot, chip),
+        peak_in_step=bundles.share_of_peak(part.flops, step, chip),
         hbm_in_step=dma / max(dma, step),
         limit="dma" if dma > step else block.limit,
         spills=kernel.spills,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.kernels.children import Failure
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row
-from notepad_jax.planner import estimate
+from notepad_jax.planner.chips import CHIPS
 
 HEADER = """\
 Every figure below is an ESTIMATE, read out of the instructions that libtpu compiled; nothing
@@ -24,7 +24,7 @@ def table(rows: list[Row], facts: list[str], failures: list[Failure]) -> str:
         "of HBM", "limit", "spills", "compile", "against the best public kernel",
     )  # fmt: skip
     families = list(dict.fromkeys(row.family for row in rows))
-    chips = list(estimate.CHIPS)
+    chips = list(CHIPS)
     ordered = sorted(
         rows,
         key=lambda r: (r.model, families.index(r.family), chips.index(r.chip), r.program in PUBLIC),

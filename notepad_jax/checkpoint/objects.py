@@ -127,9 +127,8 @@ class _OnDisk:
             except FileExistsError:
                 return False
             except OSError as problem:
-                if problem.errno in _NO_LINKS:
-                    raise OSError(problem.errno, _LINKS_NEEDED) from None
-                raise
+                without = problem.errno in _NO_LINKS
+                raise OSError(problem.errno, _LINKS_NEEDED) if without else problem from None
         sync_folder(path.parent)
         return True
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from notepad_jax.model import flops, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.planner import cost_analysis, lowering
+from notepad_jax.planner.chips import Chip
 from notepad_jax.planner.cost_analysis import Facts, ProgramCost
-from notepad_jax.planner.estimate import Chip
 from notepad_jax.planner.lowering import PlannedRun, Program
 
 

@@ -25,8 +25,8 @@ import jax
 
 import pallas_kernels
 from notepad_jax.planner import hlo, lowering, subprocesses
+from notepad_jax.planner.chips import CHIPS, Chip
 from notepad_jax.planner.collectives import KINDS, collectives
-from notepad_jax.planner.estimate import CHIPS, Chip
 from notepad_jax.planner.lowering import PlannedRun, Program
 from notepad_jax.planner.planned_policy import PlannedPolicy
 from notepad_jax.planner.subprocesses import Died

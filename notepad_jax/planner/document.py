@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from notepad_jax.engine import executor, shapes
 from notepad_jax.planner import arithmetic
-from notepad_jax.planner.estimate import Chip
+from notepad_jax.planner.chips import Chip
 from notepad_jax.planner.lowering import PlannedRun, name_of
 
 LENGTHS = (2**17, 2**20, 3_500_000)  # tokens

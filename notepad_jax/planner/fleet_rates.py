@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from notepad_jax.engine import shapes
 from notepad_jax.model import parameters
 from notepad_jax.planner import arithmetic
+from notepad_jax.planner.chips import Chip
 from notepad_jax.planner.cost_analysis import Facts
-from notepad_jax.planner.estimate import Chip
 from notepad_jax.planner.fleet_engine import Lot, PlayedDocument, Rates
 from notepad_jax.planner.lowering import HANDOFF, UPDATE, PlannedRun, Program, name_of
 from notepad_jax.setup.sizes import TurnSize

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from notepad_jax.planner.estimate import CHIPS
+from notepad_jax.planner.chips import CHIPS
 
 # What jax calls a device -> the chip. A device of v4 and later is a whole chip, but on tpu7x.
 TPUS = {

@@ -16,9 +16,9 @@ from notepad_jax.model import parameters
 from notepad_jax.planner import (
     advice,
     arithmetic,
+    chips,
     cost_analysis,
     document,
-    estimate,
     lowering,
     planned_policy,
 )
@@ -211,7 +211,7 @@ def _phase(name: str, residents: Mapping[str, int], found: Sequence[Facts]) -> P
     )
 
 
-def _handed_off(phase: Phase, made: PlannedRun, chip: estimate.Chip) -> Phase:
+def _handed_off(phase: Phase, made: PlannedRun, chip: chips.Chip) -> Phase:
     """The hand-off's time: every device of an engine receives its float32 part over the links."""
     sent = 4 * parameters.count(made.policy) / made.engine.shape["tensor"]
     return dataclasses.replace(phase, seconds=sent / chip.ici_bytes, limit="links")

@@ -126,30 +126,23 @@ class _Texts:
 
     def __init__(self, count: Count) -> None:
         self._count = count
-        self._tokens: dict[int, int] = {}  # by the document that stands, which is kept below
         self._stands: dict[bytes, Document] = {}
-        self._known: dict[int, tuple[Document, Document]] = {}  # seen, and what stands for it
+        self._tokens: dict[int, int] = {}  # by the document that stands
 
     def shared(self, task: Task) -> Task:
         """Returns the task over the document that stands for its own."""
-        stands = self._of(task.document)
-        return task if stands is task.document else dataclasses.replace(task, document=stands)
+        said = hashlib.blake2b(digest_size=16)
+        for piece in task.document.pieces():
+            said.update(piece.encode("utf-8", "surrogatepass"))
+        stands = self._stands.setdefault(said.digest(), task.document)
+        return dataclasses.replace(task, document=stands)
 
-    def tokens(self, document: Document) -> int:
-        """Returns how many tokens a document has; each text is counted once."""
-        stands = self._of(document)
-        if id(stands) not in self._tokens:
-            self._tokens[id(stands)] = sum(map(self._count, stands.pieces()))
-        return self._tokens[id(stands)]
-
-    def _of(self, document: Document) -> Document:
-        if id(document) not in self._known:
-            said = hashlib.blake2b(digest_size=16)
-            for piece in document.pieces():
-                said.update(piece.encode("utf-8", "surrogatepass"))
-            stands = self._stands.setdefault(said.digest(), document)
-            self._known[id(document)] = document, stands
-        return self._known[id(document)][1]
+    def measured(self, task: Task) -> Pair:
+        """Returns the task as `shared`, and its tokens: each text is counted once."""
+        task = self.shared(task)
+        if id(task.document) not in self._tokens:
+            self._tokens[id(task.document)] = sum(map(self._count, task.document.pieces()))
+        return task, self._tokens[id(task.document)]
 
 
 def _chosen(
@@ -167,8 +160,7 @@ def _chosen(
         if not wanted or {task.source, task.source.rpartition("/")[2]} & set(wanted):
             if not isinstance(pairs, list):
                 task = dataclasses.replace(task, document=RecordDocument(pairs, number))
-            length = length or texts.tokens(task.document)
-            chosen.append((task, length))
+            chosen.append((task, length) if length else texts.measured(task))
         on_row()
     return chosen, len(said) == 1 and 0 not in said
 

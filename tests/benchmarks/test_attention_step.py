@@ -7,7 +7,7 @@ import pytest
 from benchmarks import attention_step
 from benchmarks.kernels.ours import row_of_a_group
 from benchmarks.kernels.rows import Row
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 
 
 def test_blocks_by_hand() -> None:
@@ -26,7 +26,7 @@ def test_time_is_cycles_times_blocks_times_heads_over_cores() -> None:
     rows += [row("backward", "masked", 40, 5), row("backward", "full", 20, 50)]  # 50: of copying
     for chip, kv_heads in (("v6e", 4), ("v5p", 2)):  # of a core; v5p's chip has two cores
         found = attention_step.milliseconds(chip, rows, {"masked": 3, "full": 2})
-        cycle = 1e3 / estimate.CHIPS[chip].clock_hz
+        cycle = 1e3 / chips.CHIPS[chip].clock_hz
         assert found["forward"] == pytest.approx(kv_heads * (3 * 30 + 2 * 10) * cycle)
         assert found["backward"] == pytest.approx(kv_heads * (3 * 40 + 2 * 50) * cycle)
 

@@ -5,17 +5,17 @@ import json
 import sys
 from pathlib import Path
 
-import dumps
 import pytest
 
 from benchmarks.kernels import children, programs
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.rows import Row, compare, rows_of
 from benchmarks.kernels.table import table
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 from pallas_kernels import aot
+from tests.benchmarks import dumps
 
-V5E = estimate.CHIPS["v5e"]
+V5E = chips.CHIPS["v5e"]
 
 
 # ---------------------------------------------------------------- rows

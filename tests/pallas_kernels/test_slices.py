@@ -2,7 +2,7 @@
 
 import pytest
 
-from notepad_jax.planner import estimate
+from notepad_jax.planner import chips
 from pallas_kernels import aot
 
 
@@ -33,8 +33,8 @@ def test_without_libtpu_one_line_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_every_chip_has_its_figures() -> None:
-    assert set(estimate.CHIPS) == set(aot.SLICES) == set(aot.TOPOLOGIES)
-    v5p = estimate.CHIPS["v5p"]
+    assert set(chips.CHIPS) == set(aot.SLICES) == set(aot.TOPOLOGIES)
+    v5p = chips.CHIPS["v5p"]
     assert (v5p.cores * v5p.peak_flops, v5p.cores * v5p.hbm_bytes) == (459e12, 2765e9)
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from notepad_jax.engine import executor, shapes
 from notepad_jax.parallel import mesh
-from notepad_jax.planner import document, estimate, lowering, planned_policy
+from notepad_jax.planner import chips, document, lowering, planned_policy
 from notepad_jax.setup import configuration
 
-CHIP = estimate.CHIPS["v5p"]
+CHIP = chips.CHIPS["v5p"]
 
 
 @pytest.fixture(scope="module")

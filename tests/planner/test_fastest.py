@@ -15,8 +15,8 @@ from notepad_jax import cli, keys
 from notepad_jax.planner import (
     arithmetic,
     candidates,
+    chips,
     cost_analysis,
-    estimate,
     fastest,
     figures,
     lowering,
@@ -412,7 +412,7 @@ def test_stand_ins_are_as_many_on_as_many_hosts_as_devices(name):
     real, made = lowering.plan_of(config, there), cost_analysis.ProgramSource(config, name).sketch()
     assert made.residents == real.residents and made.update == real.update
     assert (made.hosts, made.engines, made.devices) == (real.hosts, real.engines, real.devices)
-    assert name.partition(":")[0] in estimate.CHIPS
+    assert name.partition(":")[0] in chips.CHIPS
 
 
 def _hosts(devices, key):

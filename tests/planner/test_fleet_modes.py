@@ -14,7 +14,7 @@ from notepad_jax import cli
 from notepad_jax.commands.parser import build_parser
 from notepad_jax.planner import (
     arithmetic,
-    estimate,
+    chips,
     fleet_lengths,
     fleet_modes,
     fleet_rates,
@@ -26,7 +26,7 @@ from notepad_jax.planner.fleet import PINNED
 from notepad_jax.setup import configuration
 
 ROOT = Path(__file__).parents[2]
-CHIP, SLICE = estimate.CHIPS["v5p"], "v5p:2x2x1"
+CHIP, SLICE = chips.CHIPS["v5p"], "v5p:2x2x1"
 
 
 @pytest.fixture(scope="module")

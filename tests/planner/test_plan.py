@@ -17,9 +17,9 @@ from notepad_jax.engine import executor, shapes
 from notepad_jax.parallel import mesh
 from notepad_jax.planner import (
     advice,
+    chips,
     cost_analysis,
     document,
-    estimate,
     lowering,
     plan,
     plan_table,
@@ -238,7 +238,7 @@ def small(monkeypatch) -> lowering.PlannedRun:
 
 
 def test_what_a_program_is_given_is_not_counted_twice(small):
-    chip = estimate.CHIPS["v5p"]
+    chip = chips.CHIPS["v5p"]
     read = cost_analysis.read(Compiled(), 4, chip)
     one = cost_analysis.placed(program(), read, small, chip)
     # Arguments 3 (the masters in them), 1.5 beside; weights, cache and gradient: 6 more.
@@ -262,7 +262,7 @@ def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small, said, p
         def compile(self):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: " + said)
 
-    chip = estimate.CHIPS["v5p"]
+    chip = chips.CHIPS["v5p"]
     one = cost_analysis.placed(program(), cost_analysis.read(Refusing(), 4, chip), small, chip)
     assert said in one.refused and one.beside == int(beside * 2**30)
     assert one.peak == int(peak) + one.beside  # 8 stay; "used" counts the 2 of its arguments
@@ -340,8 +340,8 @@ def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monk
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
     fitting = json.loads(capsys.readouterr().out)
     assert fitting["fits"] and fitting["verdict"].startswith("fits v5p:2x2x1: 12.0 of 102.8 GB")
-    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(10.5 * GB))
-    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    tight = dataclasses.replace(chips.CHIPS["v5p"], hbm_size=int(10.5 * GB))
+    monkeypatch.setitem(chips.CHIPS, "v5p", tight)
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
     out, err = capsys.readouterr()
     assert not json.loads(out)["fits"]
@@ -363,8 +363,8 @@ def test_what_could_not_be_compiled_is_named_and_nothing_is_promised(small, caps
     assert "  decode                  not compiled: the compiler crashed\n" in out
     assert "not known whether it fits v5p:2x2x1: decode could not be compiled" in err
     assert "without, it needs 12.0 of 102.8 GB a device in the update" in err
-    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(10.5 * GB))
-    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    tight = dataclasses.replace(chips.CHIPS["v5p"], hbm_size=int(10.5 * GB))
+    monkeypatch.setitem(chips.CHIPS, "v5p", tight)
     assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
     assert "does not fit v5p:2x2x1: 12.0 of 10.5 GB" in capsys.readouterr().err
 
@@ -374,7 +374,7 @@ def test_a_program_that_the_compiler_cannot_make_is_told_in_its_words():
         def compile(self):
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\n  device_id 4 of 4")
 
-    one = cost_analysis.read(Failing(), 4, estimate.CHIPS["v6e"])
+    one = cost_analysis.read(Failing(), 4, chips.CHIPS["v6e"])
     assert one.failed == "the compiler gave up: INTERNAL: RET_CHECK failure device_id 4 of 4"
     assert (one.refused, one.beside) == ("", 0)
 
@@ -440,8 +440,8 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
 
     monkeypatch.setattr(cost_analysis.ProgramSource, "made", made)
     monkeypatch.setattr(cost_analysis, "compiled", compiled)
-    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
-    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    tight = dataclasses.replace(chips.CHIPS["v5p"], hbm_size=int(9.5 * GB))
+    monkeypatch.setitem(chips.CHIPS, "v5p", tight)
     words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
              "--config.engine.cache_dtype=int8", "--config.grpo.remat=true",
              "--config.grpo.micro_batch_rows=4", "--config.grpo.row_length=512",
@@ -454,7 +454,7 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     both = ["narrow", "accumulate"]
     assert asked == [(4, []), (4, both[1:]), (1, []), (1, both[1:]), (1, both)]
     tight = dataclasses.replace(tight, hbm_size=GB)
-    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    monkeypatch.setitem(chips.CHIPS, "v5p", tight)
     asked.clear()
     assert cli.main([*words, "--json"]) == 1
     assert not any(names for _, names in asked)  # what stays is too much: nothing is compiled
