@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -130,6 +131,10 @@ async def collect_informative(
             of_kind[name] += measure(own, sum(kind(one) == name for one in broken))
         for outcome, places in drawn.passed.items():
             passed.setdefault(outcome, []).extend(places)
+        read = {one.place for one in (*groups, *broken)}
+        asked = itertools.product(drawn.read, range(wanted.questions))
+        if untaught := [place for place in asked if place not in read]:
+            passed.setdefault(Outcome.UNTAUGHT, []).extend(untaught)
         failed += broken
         dull += [group for group in groups if not group.informative]
         found += [Waiting(group, 1.0) for group in groups if group.informative]
