@@ -450,6 +450,10 @@ class Group:
     def rewards(self) -> np.ndarray:
         return np.array([t.reward for t in self.trajectories], np.float64)
 
+    def teaches(self, imitated: bool) -> bool:
+        """Whether it is learnt from: what is `imitated` needs no contrast, but some worth."""
+        return self.informative or (imitated and max(t.judged for t in self.trajectories) > 0)
+
     @property
     def informative(self) -> bool:
         """Whether its members, or their memories of the same place, were judged differently.

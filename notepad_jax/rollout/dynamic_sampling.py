@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -37,6 +38,7 @@ class Wanted:
     max_rounds: int  # 1 replaces nothing
     max_staleness: int  # versions between the oldest turn of a group and its update
     kinds: tuple[str, ...] = ()  # of tasks, each with an equal part of a batch; (): any
+    imitates: bool = False  # then a group without contrast teaches, too, if it is worth anything
 
     def __post_init__(self) -> None:
         for name in ("documents", "questions", "max_rounds"):
@@ -108,6 +110,7 @@ async def collect_informative(
     fresh, old = _by_age(ledger.waiting, now, wanted.max_staleness)
     found, failed, dull = list(fresh), [], []
     stats, first, rooms = GroupStats(), ledger.next, wanted.rooms
+    imitated = wanted.imitates
     out: Sequence[int] = ledger.out
     of_kind = dict.fromkeys(rooms, stats)
     passed: dict[Outcome, list[Place]] = {}
@@ -124,15 +127,19 @@ async def collect_informative(
         drawn = chosen or task_sampler.draw(first, counts, stream, wanted.questions, out)
         groups, broken = await collect(drawn.read)
         first, out = drawn.next, drawn.out
-        stats += dataclasses.replace(measure(groups, len(broken)), rounds=1)
+        stats += dataclasses.replace(measure(groups, len(broken), imitated), rounds=1)
         for name in rooms:
             own = [group for group in groups if kind(group) == name]
-            of_kind[name] += measure(own, sum(kind(one) == name for one in broken))
+            of_kind[name] += measure(own, sum(kind(one) == name for one in broken), imitated)
         for outcome, places in drawn.passed.items():
             passed.setdefault(outcome, []).extend(places)
+        read = {one.place for one in (*groups, *broken)}
+        asked = itertools.product(drawn.read, range(wanted.questions))
+        if untaught := [place for place in asked if place not in read]:
+            passed.setdefault(Outcome.UNTAUGHT, []).extend(untaught)
         failed += broken
-        dull += [group for group in groups if not group.informative]
-        found += [Waiting(group, 1.0) for group in groups if group.informative]
+        dull += [group for group in groups if not group.teaches(imitated)]
+        found += [Waiting(group, 1.0) for group in groups if group.teaches(imitated)]
     found = fresh + [
         Waiting(one.group, of_kind[kind(one.group)].informative_share)
         for one in found[len(fresh) :]

@@ -186,15 +186,16 @@ def mixture(batch: Sequence[Group], now: int) -> dict[str, float]:
     }
 
 
-def measure(groups: Sequence[Group], failed: int = 0) -> GroupStats:
+def measure(groups: Sequence[Group], failed: int = 0, imitated: bool = False) -> GroupStats:
     """Returns the sums and counts of groups that were sampled, `failed` more that broke off."""
-    whole = sum((_measure_one(group) for group in groups), GroupStats())
+    whole = sum((_measure_one(group, imitated) for group in groups), GroupStats())
     return whole + GroupStats(groups_sampled=failed, groups_failed=failed)
 
 
-def _measure_one(group: Group) -> GroupStats:
+def _measure_one(group: Group, imitated: bool) -> GroupStats:
     rewards, judged = group.rewards, [one.judged for one in group.trajectories]
-    dropped = not group.informative
+    informative = group.teaches(imitated)
+    dropped = not informative
     right, wrong = dropped and min(judged) >= 1.0, dropped and max(judged) <= 0.0
     readings = [trajectory.reading for trajectory in group.trajectories]
     turns = [turn for reading in readings for turn in reading.turns]
@@ -207,7 +208,7 @@ def _measure_one(group: Group) -> GroupStats:
 
     return GroupStats(
         groups_sampled=1,
-        groups_informative=int(group.informative),
+        groups_informative=int(informative),
         dropped_all_right=int(right),
         dropped_all_wrong=int(wrong),
         dropped_all_equal=int(dropped and not right and not wrong),
@@ -231,7 +232,7 @@ def _measure_one(group: Group) -> GroupStats:
         tasks={
             group.task.source: TaskStats(
                 groups=1,
-                informative=int(group.informative),
+                informative=int(informative),
                 trajectories=len(readings),
                 reward_sum=float(rewards.sum()),
                 reward_squares=float((rewards**2).sum()),

@@ -2,7 +2,7 @@
 
 The stream of tasks is endless and each draw has an ordinal, its place in it (`types.Draw`). A
 question of a draw makes a group, and every group is settled exactly once: learnt from
-(`trained`), or dropped for one of six named reasons, two of which spare its readings (the draw
+(`trained`), or dropped for one of seven named reasons, three of which spare its readings (it
 is passed over); until then it waits here. So the groups drawn are always the groups settled and
 the groups waiting, whatever was interrupted, and the position in the stream is one number. Readers
 of a fleet with slack end in any order: draws before that number that are unfinished are named. A
@@ -32,9 +32,10 @@ class Outcome(enum.Enum):
     SKIPPED = "skipped"  # its step's updates were not finite
     RETIRED = "retired"  # passed over: its task is answered well (`pass_rates`)
     NO_ROOM = "no_room"  # passed over: a batch wanted no more of its kind of task
+    UNTAUGHT = "untaught"  # passed over: the teacher that is imitated knows nothing of it
 
 
-PASSED = (Outcome.RETIRED, Outcome.NO_ROOM)  # these were not read
+PASSED = (Outcome.RETIRED, Outcome.NO_ROOM, Outcome.UNTAUGHT)  # these were not read
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -46,7 +46,8 @@ def rollouts(
         scoring=rewards.with_memories(answers, config.tasks.memory_reward),
         probe=answers,
         wanted=Wanted(
-            r.documents, stream.questions, r.max_rounds, waits(config), stream.balanced
+            r.documents, stream.questions, r.max_rounds, waits(config), stream.balanced,
+            config.grpo.advantage == "imitation",
         ),
         group_size=r.group_size,
         seed=config.seed,

@@ -215,3 +215,16 @@ def test_every_ordinal_is_settled_exactly_once(
             k: n for k, n in ledger.settled.items() if n
         }
         assert ledger.groups == ledger.next * questions
+
+
+@pytest.mark.parametrize(("imitates", "learnt"), [(False, [1]), (True, [0, 1])])
+def test_what_is_imitated_needs_no_contrast(imitates, learnt):
+    async def collect(ordinals):
+        rewards = ((1.0, 1.0), (1.0, 0.0), (0.0, 0.0))
+        return [group(*rewards[o], place=(o, 0)) for o in ordinals], []
+
+    how = Wanted(3, 1, 1, 0, imitates=imitates)
+    rollout = asyncio.run(collect_informative(Ledger(), collect, how, 0))
+    assert [group.ordinal for group in rollout.batch] == learnt
+    assert rollout.stats.groups_informative == len(learnt)
+    assert rollout.stats.dropped_all_right == 2 - len(learnt)

@@ -12,6 +12,8 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.trace import MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.rollout import imitation, rewards
+from notepad_jax.rollout.dynamic_sampling import Wanted, collect_informative
+from notepad_jax.rollout.ledger import Ledger, Outcome
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Draw, Finish, Task, TaughtNote, TextDocument, TurnKind
 
@@ -133,3 +135,19 @@ def test_what_cannot_be_taught_is_said():
         imitation.collect([Draw(0, (task(long),))], reader(), imitation.of_script, 0, rewards.PLAIN)
     )
     assert not groups and "in a turn of at most 8" in str(failed[0])
+
+
+def test_what_the_teacher_knows_nothing_of_is_passed_over_under_a_name():
+    by, known = reader(), {"0-0", "0-1", "2-1"}
+
+    def teacher(one: Task):
+        return imitation._Read({1: "red"}, "red, blue", None) if one.id in known else None
+
+    async def collect(ordinals):
+        draws = [Draw(o, tuple(task(name=f"{o}-{q}") for q in range(2))) for o in ordinals]
+        return await imitation.collect(draws, by, teacher, 0, rewards.PLAIN)
+
+    rollout = asyncio.run(collect_informative(Ledger(), collect, Wanted(3, 2, 1, 0), 0))
+    assert rollout.settled[Outcome.TRAINED] == [(0, 0), (0, 1), (2, 1)]
+    assert rollout.settled[Outcome.UNTAUGHT] == [(1, 0), (1, 1), (2, 0)]
+    assert rollout.ledger.groups == 6 and rollout.ledger.next == 3
