@@ -112,10 +112,10 @@ def _of_update(config: Training, made: PlannedRun, found: Found) -> Iterator[OnT
         saved = beside * (1 - arithmetic.kept(made.policy, tensor, True) / now)
         yield {"grpo.remat": "true"}, "a quarter more time", {UPDATE: saved}
     turn = made.reading.update
-    longest = turn.prompt + turn.completion
-    shorter = max(math.ceil(longest / 1024) * 1024, g.row_length // 2)
-    if shorter < g.row_length:
-        saved = beside * (1 - shorter / g.row_length)
+    longest, length = turn.prompt + turn.completion, made.update.row_length  # a config's may be 0
+    shorter = max(math.ceil(longest / 1024) * 1024, length // 2)
+    if shorter < length:
+        saved = beside * (1 - shorter / length)
         yield {"grpo.row_length": shorter}, "prefixes are repeated", {UPDATE: saved}
     if made.policy.kv_heads % (2 * tensor) == parts % 2 == g.micro_batch_rows % 2 == 0:
         # As many rows on a device as before, by twice as many devices to a row.
@@ -144,9 +144,10 @@ def _of_engine(config: Training, made: PlannedRun, found: Found) -> Iterator[OnT
         yield {"engine.cache_dtype": smaller}, "keys and values are rounded", saved
     turn = made.reading.update
     least = 2 * math.ceil((turn.prompt + turn.completion) / e.page_size)
-    pages = max(least, int(e.pages * (1 - over / held["cache"]) * 0.98))
-    if pages < e.pages:
-        saved = dict.fromkeys(cached, held["cache"] * (1 - pages / e.pages))
+    now = made.settings.pages  # of a config they may be 0: derived
+    pages = max(least, int(now * (1 - over / held["cache"]) * 0.98))
+    if pages < now:
+        saved = dict.fromkeys(cached, held["cache"] * (1 - pages / now))
         yield {"engine.pages": pages}, "fewer readings at once", saved
     host = made.devices // made.hosts
     wider = [n for n in range(e.tensor + 1, host + 1) if host % n == made.policy.kv_heads % n == 0]

@@ -14,6 +14,7 @@ import pytest
 from configs.models import MODELS
 from notepad_jax import cli
 from notepad_jax.engine import executor, shapes
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.parallel import mesh
 from notepad_jax.planner import (
     advice,
@@ -231,8 +232,8 @@ def small(monkeypatch) -> lowering.PlannedRun:
             lowering.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
         programs=(), reading=workload.RolloutWork(4, 2, 3, turn, (turn,)),
-        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
-        rules=None, settings=None,
+        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 8192, 2),
+        rules=None, settings=EngineSettings(8, 16, 1024, 100, 10, 4, 100),
     )  # fmt: skip
     return made
 
@@ -287,6 +288,11 @@ def test_advice_says_what_alone_is_enough(small):
     pages = found["engine.pages"]
     assert 0 < pages.sets["engine.pages"] < 1024 * (1 - 1.4 / 4)
     assert "checkpoint.handoff" not in found  # it helps another phase than the worst
+    # What a config leaves to be derived can be less, too.
+    derived = (*words, "--config.engine.pages=0", "--config.grpo.row_length=0")
+    found = changes_of(small, peaks, 10.6 * GB, *derived)
+    assert found["engine.pages"] == pages
+    assert found["grpo.row_length"].sets == {"grpo.row_length": 4096}
 
 
 def test_what_keeps_the_numbers_is_advised_before_what_rounds_them(small):

@@ -123,6 +123,8 @@ def write_config(config: PolicyConfig, dtype: str) -> dict[str, Any]:
         written["sliding_window"] = max(config.windows, default=None)  # silence would mean 4096
     elif config.windows:
         written |= {"use_sliding_window": True, "sliding_window": max(config.windows)}
+    elif FAMILIES[kind].windows != "never":  # said, for the file that this one follows may ask
+        written["use_sliding_window"] = False
     if config.windows and kind in ("qwen2", "qwen3"):
         written["layer_types"] = [LAYER_TYPES[window > 0] for window in config.windows]
     if config.experts is not None:

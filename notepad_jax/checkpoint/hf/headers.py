@@ -83,6 +83,9 @@ class Safetensors:
         """Opens, as `open`, what lies in a key-value store that is open already."""
         found: dict[str, Located] = {}
         index = _index(where, kvstore)
+        # One file wins, as in transformers, which leaves the index of older parts where it saves.
+        if index and WEIGHTS not in index.values() and WEIGHTS in storage.files_in(kvstore):
+            index = None
         files = [_only_file(where, kvstore)] if index is None else sorted(set(index.values()))
         for file in files:
             for name, located in _header(where, kvstore, file).items():

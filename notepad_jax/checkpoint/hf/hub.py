@@ -16,6 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OURS = ("runs", "policies", "data")  # a name that begins so is a folder, or a mistake
 _FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+# Mistral's repositories hold all weights twice, and some have checkpoints in folders.
+_OTHERS = ("consolidated*", "*/*")
 
 
 def is_id(name: str) -> bool:
@@ -34,7 +36,9 @@ def fetched(name: str) -> str:
     show it, or cannot be asked while the cache has nothing of it.
     """
     try:
-        return huggingface_hub.snapshot_download(name, allow_patterns=list(_FILES))
+        return huggingface_hub.snapshot_download(
+            name, allow_patterns=list(_FILES), ignore_patterns=list(_OTHERS)
+        )
     except (OSError, HfHubHTTPError) as problem:
         said = str(problem).strip().partition("\n")[0].rstrip(".")
         raise ValueError(

@@ -168,6 +168,8 @@ def test_windows_as_transformers_takes_them(kind, change, windows):
     read = read_config({key: value for key, value in text.items() if value is not ...})
     assert read.windows == windows
     assert read_config(write_config(read, "float32")) == read  # and written so that they come back
+    like = {key: value for key, value in text.items() if value is not ... and key != "layer_types"}
+    assert read_config(like | write_config(read, "float32")) == read  # as an export writes them
 
 
 def test_windows_that_no_family_has_cannot_be_exported():

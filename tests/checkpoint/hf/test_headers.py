@@ -205,6 +205,18 @@ def test_no_damage_gets_past_the_checks(changes, length):
         assert outcome(GOOD[:length]) is None
 
 
+@pytest.mark.parametrize("parts", [True, False])
+def test_one_file_wins_over_the_index_of_older_parts(tmp_path, parts):
+    """A model that is saved in one file where it lay in parts; transformers reads the one, too."""
+    write(tmp_path / "out", tensors(), 200)
+    if not parts:
+        for part in (tmp_path / "out").glob("model-*.safetensors"):
+            part.unlink()
+    newer = {name: value[::-1].copy() for name, value in tensors().items()}
+    safetensors.numpy.save_file(newer, tmp_path / "out" / storage.WEIGHTS)
+    np.testing.assert_array_equal(Safetensors.open(tmp_path / "out").read("a"), newer["a"])
+
+
 def test_index_and_parts_must_agree(tmp_path):
     folder = tmp_path / "out"
     write(folder, tensors(), 200)

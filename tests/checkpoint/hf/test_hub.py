@@ -15,6 +15,15 @@ from notepad_jax.setup import policies
 STARTER = Path(__file__).parents[3] / "data" / "starter"
 COMMIT = "c0ffee" + "0" * 34
 HERE = ("README.md", "config.json", "model.safetensors", "tokenizer.model")
+TWICE = ("consolidated.safetensors", "checkpoint-5/model.safetensors")  # the same weights again
+
+
+def stored(name):
+    return "model.safetensors" if name in TWICE else name
+
+
+def size(name):
+    return (STARTER / stored(name)).stat().st_size
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -26,13 +35,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.answer(json.dumps({"id": "me/starter", "sha": COMMIT, "siblings": []}).encode())
         elif self.path.startswith(f"{base}tree/"):
             files = [
-                {"type": "file", "path": n, "size": (STARTER / n).stat().st_size, "oid": "0" * 40}
-                for n in HERE
+                {"type": "file", "path": n, "size": size(n), "oid": "0" * 40}
+                for n in (*HERE, *TWICE)
             ]
             self.answer(json.dumps(files).encode())
-        elif self.path.startswith(f"/me/starter/resolve/{COMMIT}/") and name in HERE:
+        elif self.path.startswith(f"/me/starter/resolve/{COMMIT}/") and name in (*HERE, *TWICE):
             self.server.sent.append((self.command, name))
-            self.answer((STARTER / name).read_bytes())
+            self.answer((STARTER / stored(name)).read_bytes())
         else:
             self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
 
@@ -77,6 +86,7 @@ def test_a_model_is_fetched_once_and_is_there_without_the_hub(server):
     for name in wanted:
         assert (folder / name).read_bytes() == (STARTER / name).read_bytes()
     assert sorted(name for command, name in server.sent if command == "GET") == wanted
+    assert not any((folder / name).exists() for name in TWICE)
     server.shutdown()
     server.server_close()
     hub.fetched.cache_clear()  # as another process
