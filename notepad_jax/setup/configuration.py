@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,6 +122,7 @@ def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
         raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
     module = importlib.util.module_from_spec(spec)
     with _running(path):
+    sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
         spec.loader.exec_module(module)
     if not callable(getattr(module, name, None)):
         raise ConfigProblem(f"{path} has no function {name}(); a {kind} file needs one")
