@@ -39,7 +39,8 @@ RECIPE = "recipe"  # the key, and what a file with `apply` is called
 KINDS = {"grpo": Training, "lessons": Starter}  # by a section that no other kind has
 # Sections without which a command has nothing to go by.
 NEEDS = {
-    **dict.fromkeys(("train", "quickstart", "plan"), ("grpo",)),
+    **dict.fromkeys(("train", "plan"), ("grpo", "data")),
+    "quickstart": ("grpo", "data", "evaluate"),
     **dict.fromkeys(("ask", "eval"), ("reading", "engine", "evaluate")),
     "serve": ("reading", "engine", "evaluate", "serve"),
     "build": ("sources",),
@@ -121,8 +122,8 @@ def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
     if spec is None:
         raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
     module = importlib.util.module_from_spec(spec)
-    with _running(path):
     sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
+    with _running(path):
         spec.loader.exec_module(module)
     if not callable(getattr(module, name, None)):
         raise ConfigProblem(f"{path} has no function {name}(); a {kind} file needs one")

@@ -77,7 +77,8 @@ def _warnings(config: Training, lines: Sequence[Mapping[str, float]]) -> tuple[s
 
 def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]:
     name = shlex.quote(f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}")
-    files, lengths = config.validation.files or config.tasks.files, "--lengths 2k,8k,32k"
+    held = config.validation.files if config.validation else ()
+    files, lengths = held or config.tasks.files, "--lengths 2k,8k,32k"
     suite, question = lengths, "'QUESTION'"
     if config.tasks.stories:
         suite = f"--suite stories {lengths}"

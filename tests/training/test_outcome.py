@@ -1,5 +1,6 @@
 """What a training run leaves to look at, from its files alone."""
 
+import dataclasses
 import html
 import json
 
@@ -53,6 +54,12 @@ def test_without_validation_the_newest_step_is_what_is_gone_on_with(run):
     found = outcome.outcome(configuration.load("quickstart"), run)
     assert found.best is None and "Held-out" not in found.report.read_text(encoding="utf-8")
     assert all("runs/mine " in f"{command} " for command in found.next.values())
+
+
+def test_a_config_without_the_section_validation_has_a_report_as_well(run):
+    write(run, {})
+    config = dataclasses.replace(configuration.load("quickstart"), validation=None)
+    assert outcome.outcome(config, run).report.is_file()
 
 
 def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
