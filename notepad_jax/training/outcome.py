@@ -87,7 +87,7 @@ def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]
     elif policies.has_template(config.policy, default=True):
         suite = "--suite ruler-qa --lengths 8k,32k,128k"
     else:  # RULER's words are none of the starter's, nor is its template
-        suite = f"--suite {files[0]}"
+        suite = f"--suite {shlex.quote(files[0])}"
     return {
         "measure it": f"notepad-jax eval --policy {name} {suite}",
         "ask it": f"notepad-jax ask --policy {name} FILE {question}",

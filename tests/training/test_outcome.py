@@ -75,6 +75,7 @@ def test_each_run_is_measured_on_what_its_policy_can_read(run):
     for words, suite in (
         (["--config.tasks.files=mine.jsonl"], "--suite mine.jsonl"),
         (["--config.tasks.files=a.jsonl", "--config.validation.files=b.jsonl"], "--suite b.jsonl"),
+        (["--config.tasks.files=two words.jsonl"], "--suite 'two words.jsonl'"),
         (["--config.tasks.stories=vt"], "--suite stories --lengths 2k"),
     ):
         command = outcome.outcome(configuration.load("quickstart", words), run).next["measure it"]
