@@ -180,7 +180,7 @@ def test_a_run_says_where_its_steps_lie(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_one_line(there, tmp_path):
     steps.check_place(WHERE)
-    steps.check_place(tmp_path / "new" / "folder")
+    steps.check_place(tmp_path / "new" / ".." / "new" / "folder")
     assert there.objects == {} and not list((tmp_path / "new" / "folder").iterdir())
     there.refuse = lambda verb, name: verb == "write"
     (tmp_path / "file").write_text("")
