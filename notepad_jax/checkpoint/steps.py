@@ -18,6 +18,8 @@ import contextlib
 import gc
 import json
 import logging
+import os
+import re
 import sys
 import threading
 import time
@@ -80,9 +82,11 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
 def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
     """Returns where the steps of a run lie: in its own folder, or in one of its name `elsewhere`.
 
-    `elsewhere` is a folder, a bucket's URL, or empty. Raises ValueError for another kind of URL.
+    `elsewhere` is a folder (~ is the home), a bucket's URL, or empty. Raises ValueError for
+    another kind of URL.
     """
     return bucket.path(f"{elsewhere}/{run.name}" if elsewhere else run) / CHECKPOINTS
+    elsewhere = os.path.expanduser(elsewhere)  # which a shell does not behind `=`
 
 
 def steps_in(folder: Folder) -> list[int]:
