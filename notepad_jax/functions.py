@@ -95,14 +95,15 @@ def named(name: str, key: str) -> Function:
         )
     try:
         found = _module(module)
+    except (Exception, SystemExit) as problem:  # whatever a module does when it is imported
+        raise ValueError(
+            f"{key} is {name!r}, which cannot be imported: {type(problem).__name__}: {problem}"
+        ) from problem
+    try:
         for part in path.split("."):
             found = getattr(found, part)
     except AttributeError:
         raise ValueError(f"{key} is {name!r}, but {module} has no {path}") from None
-    except Exception as problem:  # whatever a module does when it is imported
-        raise ValueError(
-            f"{key} is {name!r}, which cannot be imported: {type(problem).__name__}: {problem}"
-        ) from problem
     if not callable(found):
         raise ValueError(f"{key} is {name!r}, which is no function but {found!r:.80}")
     return found
@@ -112,6 +113,7 @@ def _module(name: str) -> Any:
     if name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
         spec.loader.exec_module(module)
         return module
     before = list(sys.path)

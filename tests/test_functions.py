@@ -51,3 +51,23 @@ def test_names_that_a_config_holds(name, says):
         return
     with pytest.raises(ValueError, match=f"key is '{name}', .*{says}|{says}"):
         functions.named(name, "key")
+
+
+OF_MINE = (
+    "from __future__ import annotations\nimport dataclasses\n"
+    "@dataclasses.dataclass\nclass Words:\n    text: str = ''\n"
+    "def mine():\n    return Words('mine').text\n"
+)
+
+
+def test_a_file_of_ones_own_may_do_as_any_module_does(tmp_path):
+    path = tmp_path / "of_mine.py"
+    path.write_text(OF_MINE)
+    assert functions.named(f"{path}:mine", "key")() == "mine"
+    for last, said in (
+        ("import math\nmath.no", "AttributeError"),
+        ("raise SystemExit(0)", "SystemExit"),
+    ):
+        path.write_text(OF_MINE + last)
+        with pytest.raises(ValueError, match=f"which cannot be imported: {said}"):
+            functions.named(f"{path}:mine", "key")

@@ -42,9 +42,11 @@ def path(folder: str | Path | epath.Path) -> Path | epath.Path:
 
 def kvstore(folder: str | Path | epath.Path) -> ts.KvStore:
     """Opens all that lies under `folder`, in a bucket or on a disk, by names relative to it."""
-    text = f"{path(folder)}/"
-    spec = text if is_bucket(folder) else {"driver": "file", "path": text}
-    return ts.KvStore.open(spec).result()
+    place = path(folder)
+    if is_bucket(folder):
+        return ts.KvStore.open(f"{place}/").result()
+    # tensorstore refuses ..
+    return ts.KvStore.open({"driver": "file", "path": f"{place.resolve()}/"}).result()
 
 
 def names(folder: str | Path | epath.Path) -> list[str]:

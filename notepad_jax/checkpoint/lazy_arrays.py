@@ -97,9 +97,7 @@ def open_tree(
     below is returned ({} if there is none). Raises ValueError for a step that was not written
     as this project writes them, or is damaged.
     """
-    folder = bucket.path(step)
-    # tensorstore refuses ..
-    folder = (folder.resolve() if isinstance(folder, Path) else folder) / item
+    folder = bucket.path(step) / item
     try:
         described = json.loads((folder / "_METADATA").read_text(encoding="utf-8"))
         paths = [ast.literal_eval(key) for key in described["tree_metadata"]]

@@ -18,6 +18,8 @@ import contextlib
 import gc
 import json
 import logging
+import os
+import re
 import sys
 import threading
 import time
@@ -39,6 +41,7 @@ from notepad_jax.parallel import hosts
 Folder = str | Path | epath.Path
 CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
 BASE = "base"  # of the folder of what no step changes, and of its checksum in a step's meta
+UNREADABLE = re.compile(r"\[.+\]|\\")  # in a path: orbax looks for its own files by a pattern
 
 
 # Orbax counts its operations in the process, not in the thread: of two saves at once one takes the
@@ -80,8 +83,10 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
 def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
     """Returns where the steps of a run lie: in its own folder, or in one of its name `elsewhere`.
 
-    `elsewhere` is a folder, a bucket's URL, or empty. Raises ValueError for another kind of URL.
+    `elsewhere` is a folder (~ is the home), a bucket's URL, or empty. Raises ValueError for
+    another kind of URL.
     """
+    elsewhere = os.path.expanduser(elsewhere)  # which a shell does not behind `=`
     return bucket.path(f"{elsewhere}/{run.name}" if elsewhere else run) / CHECKPOINTS
 
 
@@ -145,6 +150,11 @@ def write(
     compressed, in memory. Raises Superseded, and changes nothing that counts, where a trainer of a
     higher `life` has taken the folder over.
     """
+    if UNREADABLE.search(str(bucket.path(folder))):
+        raise CheckpointError(
+            f"{folder}: orbax cannot read what it writes below a folder with [...] or \\ in its "
+            f"name; rename that"
+        )
     shelf = commit.at(folder, life)
     hosts.broadcast(lambda: shelf.begin(step))
     try:

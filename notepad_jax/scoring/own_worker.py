@@ -33,6 +33,7 @@ def found(name: str) -> Callable[..., Any]:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)
             here = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, here)  # where its dataclasses look for it
             spec.loader.exec_module(here)
         else:
             here = importlib.import_module(module)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ RECIPE = "recipe"  # the key, and what a file with `apply` is called
 KINDS = {"grpo": Training, "lessons": Starter}  # by a section that no other kind has
 # Sections without which a command has nothing to go by.
 NEEDS = {
-    **dict.fromkeys(("train", "quickstart", "plan"), ("grpo",)),
+    **dict.fromkeys(("train", "plan"), ("grpo", "data")),
+    "quickstart": ("grpo", "data", "evaluate"),
     **dict.fromkeys(("ask", "eval"), ("reading", "engine", "evaluate")),
     "serve": ("reading", "engine", "evaluate", "serve"),
     "build": ("sources",),
@@ -120,6 +122,7 @@ def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
     if spec is None:
         raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
     with _running(path):
         spec.loader.exec_module(module)
     if not callable(getattr(module, name, None)):

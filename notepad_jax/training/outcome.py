@@ -77,7 +77,8 @@ def _warnings(config: Training, lines: Sequence[Mapping[str, float]]) -> tuple[s
 
 def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]:
     name = shlex.quote(f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}")
-    files, lengths = config.validation.files or config.tasks.files, "--lengths 2k,8k,32k"
+    held = config.validation.files if config.validation else ()
+    files, lengths = held or config.tasks.files, "--lengths 2k,8k,32k"
     suite, question = lengths, "'QUESTION'"
     if config.tasks.stories:
         suite = f"--suite stories {lengths}"
@@ -86,7 +87,7 @@ def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]
     elif policies.has_template(config.policy, default=True):
         suite = "--suite ruler-qa --lengths 8k,32k,128k"
     else:  # RULER's words are none of the starter's, nor is its template
-        suite = f"--suite {files[0]}"
+        suite = f"--suite {shlex.quote(files[0])}"
     return {
         "measure it": f"notepad-jax eval --policy {name} {suite}",
         "ask it": f"notepad-jax ask --policy {name} FILE {question}",

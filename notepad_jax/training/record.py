@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def beside(where: Folder) -> dict[str, Any] | None:
 def how_to_go_on(elsewhere: str, where: Folder) -> str:
     """Says how to go on with the run whose steps lie in `where`; nothing where it is impossible."""
     if elsewhere and beside(where) is not None:
-        return f"go on with it (--resume --config.checkpoint.folder={elsewhere}), "
+        return f"go on with it (--resume --config.checkpoint.folder={shlex.quote(elsewhere)}), "
     return ""
 
 

@@ -4,6 +4,7 @@ The bucket is a server of this machine (fake_bucket); the client is the one that
 """
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -174,13 +175,14 @@ def test_a_run_says_where_its_steps_lie(tmp_path):
     assert str(steps.place_of(run, "gs://bucket/runs/")) == WHERE
     assert steps.place_of(run, "") == run / "checkpoints"
     assert steps.place_of(run, str(tmp_path)) == tmp_path / "mine" / "checkpoints"
+    assert steps.place_of(run, "~/of") == Path.home() / "of" / "mine" / "checkpoints"
     with pytest.raises(ValueError, match="on a disk or in a bucket, gs://"):
         steps.place_of(run, "s3://bucket/runs")
 
 
 def test_a_place_that_cannot_be_written_is_one_line(there, tmp_path):
     steps.check_place(WHERE)
-    steps.check_place(tmp_path / "new" / "folder")
+    steps.check_place(tmp_path / "new" / ".." / "new" / "folder")
     assert there.objects == {} and not list((tmp_path / "new" / "folder").iterdir())
     there.refuse = lambda verb, name: verb == "write"
     (tmp_path / "file").write_text("")

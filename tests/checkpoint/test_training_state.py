@@ -118,6 +118,9 @@ def test_mistakes_are_named(tmp_path):
         checkpoints.save(0, params, opt, {}, {"key": jax.random.key(0)})
     with pytest.raises(ValueError, match="data is written as JSON"):
         checkpoints.save(0, params, opt, {"state": object()}, {})
+    for name in ("one[1]", "one\\two"):
+        with pytest.raises(ValueError, match="orbax cannot read what it writes below a folder"):
+            training_state.Checkpoints(tmp_path / name).save(0, params, opt, {}, {})
     checkpoints.save(0, params, opt, {}, {})
     with pytest.raises(ValueError, match="has no step 3; there: 0$"):
         checkpoints.restore(*targets(params, opt), print, step=3)

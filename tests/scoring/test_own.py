@@ -339,6 +339,16 @@ def test_a_function_that_is_not_there_or_cannot_be_called_is_one_line(rewards, n
     assert "\n" not in str(said.value)
 
 
+def test_a_file_may_have_dataclasses_of_its_own(tmp_path):
+    path = tmp_path / "rewards_beside.py"
+    path.write_text(
+        "from __future__ import annotations\nimport dataclasses\n"
+        "@dataclasses.dataclass\nclass Words:\n    text: str = ''\n"
+        "def one(reading):\n    return 1.0\n"
+    )
+    assert own.named(f"{path}:one", "tasks.reward").name == f"{path}:one"
+
+
 def test_a_lent_function_that_cannot_be_called_is_one_line():
     @nj.reward(batch=True)
     def worth(answers, rows):

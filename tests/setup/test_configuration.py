@@ -192,6 +192,24 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path, lines, said):
     assert line is not None and line.startswith(str(own)) and said in line
 
 
+def test_a_config_that_lacks_a_section_is_refused_by_what_goes_by_it():
+    whole = configuration.load("quickstart")
+    for section, command in (("data", "train"), ("data", "plan"), ("evaluate", "quickstart")):
+        lacking = dataclasses.replace(whole, **{section: None})
+        said = refusal(lambda one=lacking, by=command: configuration.check_use(one, by))
+        assert f"no section {section}, which {command} goes by" in said
+
+
+def test_a_file_may_have_dataclasses_of_its_own(tmp_path):
+    own = tmp_path / "mine_beside.py"
+    own.write_text(
+        "from __future__ import annotations\nimport dataclasses\n"
+        "@dataclasses.dataclass\nclass Words:\n    text: str = ''\n"
+        "from configs.quickstart import get_config\n"
+    )
+    assert configuration.load(str(own)) == configuration.load("quickstart")
+
+
 def test_a_config_from_python_is_looked_at_as_a_file_is():
     config = shipped("quickstart")
     config.step = 3

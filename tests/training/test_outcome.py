@@ -1,5 +1,6 @@
 """What a training run leaves to look at, from its files alone."""
 
+import dataclasses
 import html
 import json
 
@@ -55,6 +56,12 @@ def test_without_validation_the_newest_step_is_what_is_gone_on_with(run):
     assert all("runs/mine " in f"{command} " for command in found.next.values())
 
 
+def test_a_config_without_the_section_validation_has_a_report_as_well(run):
+    write(run, {})
+    config = dataclasses.replace(configuration.load("quickstart"), validation=None)
+    assert outcome.outcome(config, run).report.is_file()
+
+
 def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
     write(run, {})
     config = configuration.load("chat", ["--config.tasks.files=mine.jsonl"])
@@ -68,6 +75,7 @@ def test_each_run_is_measured_on_what_its_policy_can_read(run):
     for words, suite in (
         (["--config.tasks.files=mine.jsonl"], "--suite mine.jsonl"),
         (["--config.tasks.files=a.jsonl", "--config.validation.files=b.jsonl"], "--suite b.jsonl"),
+        (["--config.tasks.files=two words.jsonl"], "--suite 'two words.jsonl'"),
         (["--config.tasks.stories=vt"], "--suite stories --lengths 2k"),
     ):
         command = outcome.outcome(configuration.load("quickstart", words), run).next["measure it"]
