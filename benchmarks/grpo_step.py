@@ -71,10 +71,7 @@ Step = dict[str, float]  # CPU seconds of "rollout" and of the whole "step"; our
 
 
 async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
-    """Yields what each step cost, for as long as it is asked for more; at first that all is there.
-
-    Weights, moments and engine are made before anything is measured, as the peer's are.
-    """
+    """Yields what each step cost, for as long as it is asked for more."""
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     service = EngineService(
@@ -84,7 +81,6 @@ async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
     rng, step = np.random.default_rng(0), 0
     row = PROMPT + SAMPLES * (1 + COMPLETION)  # a whole group; 4 turns where nothing is shared
     async with service:
-        yield {}
         while True:
             begin = time.process_time()
             drawn = [tokens(ids) for ids in rng.integers(0, STOP, (PROMPTS, PROMPT))]
@@ -120,7 +116,6 @@ def ours(share_prefixes: bool) -> Iterator[Callable[[], Step]]:
     """Gives a function that takes one step."""
     loop, steps = asyncio.new_event_loop(), steps_of_ours(share_prefixes)
     try:
-        loop.run_until_complete(anext(steps))
         yield lambda: loop.run_until_complete(anext(steps))
     finally:
         loop.run_until_complete(steps.aclose())
