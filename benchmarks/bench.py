@@ -164,9 +164,13 @@ def page(lines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"| | {' | '.join(columns)} |"
         yield "|---" * (1 + len(columns)) + "|"
         for row, found in cells.items():
-            told = (f"{found[column]:.3g}" if column in found else "" for column in columns)
+            told = (_figure(found[column]) if column in found else "" for column in columns)
             yield f"| {row.replace('_', ' ')} | {' | '.join(told)} |"
         yield ""
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 # ---------------------------------------------------------------- kept
