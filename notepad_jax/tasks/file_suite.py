@@ -127,14 +127,18 @@ class _Texts:
     def __init__(self, count: Count) -> None:
         self._count = count
         self._stands: dict[bytes, Document] = {}
-        self._tokens: dict[int, int] = {}  # by the document that stands
+        self._standing: set[int] = set()  # ids of these
+        self._tokens: dict[int, int] = {}  # by the same
 
     def shared(self, task: Task) -> Task:
         """Returns the task over the document that stands for its own."""
+        if id(task.document) in self._standing:  # of some formats it has a hundred questions
+            return task
         said = hashlib.blake2b(digest_size=16)
         for piece in task.document.pieces():
             said.update(piece.encode("utf-8", "surrogatepass"))
         stands = self._stands.setdefault(said.digest(), task.document)
+        self._standing.add(id(stands))
         return dataclasses.replace(task, document=stands)
 
     def measured(self, task: Task) -> Pair:

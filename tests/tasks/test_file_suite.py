@@ -63,6 +63,24 @@ def test_rows_about_one_text_share_its_document_which_is_counted_once(tmp_path, 
     assert len(counted) == (0 if length else 2)
 
 
+@pytest.mark.parametrize("length", [0, 7168])
+def test_a_document_with_many_questions_is_read_for_the_first(tmp_path, monkeypatch, length):
+    class Counted:
+        reads = 0
+
+        def pieces(self):
+            self.reads += 1
+            yield "word " * 5
+
+    document = Counted()
+    tasks = [Task(str(k), "what?", document, ("x",), "mine", "em") for k in range(20)]
+    monkeypatch.setattr(
+        file_suite.formats, "read_any", lambda *_, **__: [(t, length) for t in tasks]
+    )
+    read(tmp_path / "mine.jsonl")
+    assert document.reads == (1 if length else 2)  # compared, and counted
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "array_record"])
 def test_a_file_that_was_made_for_one_length_is_a_band_of_it(tmp_path, kind):
     path = tmp_path / f"vt-7k.{kind}"
