@@ -15,8 +15,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
@@ -109,13 +110,17 @@ def named(name: str, key: str) -> Function:
     return found
 
 
+def executed(spec: ModuleSpec) -> ModuleType:
+    """Returns the module of a user's file; raises whatever the file does."""
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
 def _module(name: str) -> Any:
     if name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
-        spec.loader.exec_module(module)
-        return module
+        return executed(importlib.util.spec_from_file_location(Path(name).stem, name))
     before = list(sys.path)
     sys.path.insert(0, str(Path.cwd()))
     try:

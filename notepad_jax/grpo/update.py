@@ -116,8 +116,7 @@ def _sum(
     with mesh.within(there):
         every = micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT)
         beside = BESIDE if [d.platform for d in there.devices.flat] == ["cpu"] else 1
-        beside = min(beside, len(every))
-        totals = [_nothing_yet(masters, config, cut) for _ in range(beside)]
+        totals = [_nothing_yet(masters, config, cut) for _ in every[:beside]]
         numbers = _numbers(settings, since)
         for number, micro in enumerate(every):
             micro, own = place.commit(micro, place.rows(there)), number % beside

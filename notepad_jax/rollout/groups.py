@@ -194,8 +194,7 @@ def measure(groups: Sequence[Group], failed: int = 0, imitated: bool = False) ->
 
 def _measure_one(group: Group, imitated: bool) -> GroupStats:
     rewards, judged = group.rewards, [one.judged for one in group.trajectories]
-    informative = group.teaches(imitated)
-    dropped = not informative
+    dropped = not group.teaches(imitated)
     right, wrong = dropped and min(judged) >= 1.0, dropped and max(judged) <= 0.0
     readings = [trajectory.reading for trajectory in group.trajectories]
     turns = [turn for reading in readings for turn in reading.turns]
@@ -208,7 +207,7 @@ def _measure_one(group: Group, imitated: bool) -> GroupStats:
 
     return GroupStats(
         groups_sampled=1,
-        groups_informative=int(informative),
+        groups_informative=int(not dropped),
         dropped_all_right=int(right),
         dropped_all_wrong=int(wrong),
         dropped_all_equal=int(dropped and not right and not wrong),
@@ -232,7 +231,7 @@ def _measure_one(group: Group, imitated: bool) -> GroupStats:
         tasks={
             group.task.source: TaskStats(
                 groups=1,
-                informative=int(informative),
+                informative=int(not dropped),
                 trajectories=len(readings),
                 reward_sum=float(rewards.sum()),
                 reward_squares=float((rewards**2).sum()),

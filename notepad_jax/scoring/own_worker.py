@@ -32,9 +32,7 @@ def found(name: str) -> Callable[..., Any]:
     try:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-            here = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, here)  # where its dataclasses look for it
-            spec.loader.exec_module(here)
+            here = functions.executed(spec)
         else:
             here = importlib.import_module(module)
     except BaseException as problem:  # SystemExit, too: a module may do anything
@@ -94,6 +92,7 @@ def main() -> None:
 if __name__ == "__main__":
     sys.path[0] = sys.argv[2]  # the working folder, in the place of this file's own
     sys.path.append(str(HERE))
+    from notepad_jax import functions
     from notepad_jax.scoring import own_calls, reading_record
 
     main()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 import configs
-from notepad_jax import keys
+from notepad_jax import functions, keys
 from notepad_jax.near import meant
 from notepad_jax.setup.config.whole import Config, Starter, Suites, Training
 from notepad_jax.starter import shipped
@@ -121,10 +120,8 @@ def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
     if spec is None:
         raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
     with _running(path):
-        spec.loader.exec_module(module)
+        module = functions.executed(spec)
     if not callable(getattr(module, name, None)):
         raise ConfigProblem(f"{path} has no function {name}(); a {kind} file needs one")
     return getattr(module, name)
