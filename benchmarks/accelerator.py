@@ -43,10 +43,12 @@ from benchmarks.sharing import UPDATE, make_groups
 from benchmarks.sharing import policy_config as toy_policy
 from configs.models import MODELS
 from notepad_jax.engine import launches
+from notepad_jax.engine.apart import Apart
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.model import attention, lora, parameters, policy
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh as meshes
 from notepad_jax.types import Completion, Finish, Prompt, TrainBatch, tokens
 from pallas_kernels import Pages, PageTables
 
@@ -218,6 +220,7 @@ def measure_decode(
     shape: Shape, params: Any, ceiling: dict[str, float], repeats: int
 ) -> list[dict[str, Any]]:
     config, sizes = shape.config, shape.sizes
+    params = Apart(config, meshes.one()).of(params).decode
     rows = []
     for batch in sizes.batches:
         for sharers in (1, sizes.sharers):

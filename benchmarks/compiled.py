@@ -25,12 +25,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental import topologies
 
 import pallas_kernels
@@ -39,11 +40,11 @@ from benchmarks.sharing import UPDATE
 from notepad_jax.engine import launches
 from notepad_jax.grpo import update
 from notepad_jax.model import lora, parameters
+from notepad_jax.parallel import mesh, place
 from notepad_jax.planner import hlo
 from pallas_kernels import Pages
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
-ROUND = 2048  # cached tokens that paged attention meets at once on GPUs (`dispatch`)
 PARTS = ("attention", "feed_forward", "token_logprob")  # named scopes; the rest is "other"
 WEIGHT_COPIES = "copies of weights"
 
@@ -69,29 +70,32 @@ device_description_str: "NVIDIA H200 141GB HBM3e"
 class Program:
     """Something to compile, and the least that its mathematics needs."""
 
-    function: Callable[..., Any]
+    lowered: Callable[..., jax.stages.Lowered]
     arguments: tuple[Any, ...]  # abstract
     flops: float
     moved: float  # bytes; 0 where they are not what counts
-    rounds: Mapping[str, int]  # of loops whose length is in the data, by named scope
 
 
 def update_program(shape: accelerator.Shape, remat: bool) -> Program:
-    """Loss and gradient of adapters over one row."""
+    """Loss and gradient of adapters over one row, added to the total: a micro-batch of `learn`."""
     config = shape.config
     batch = accelerator.make_batch(config, dataclasses.replace(shape.sizes, rows=1))
     adapted = lora.Lora(shape.sizes.rank, float(shape.sizes.rank), lora.TARGETS)
     settings = dataclasses.replace(UPDATE, micro_batch_rows=1, remat=remat)
-
-    def run(masters: Any, frozen: Any) -> Any:
-        return update.loss_and_gradient(config, settings, masters, frozen, batch)
-
     frozen, masters = jax.eval_shape(
         lambda base, key: lora.partition(config, base, adapted, key),
         parameters.abstract_params(config, "bfloat16"),
         jax.random.key(0),
     )
-    return Program(run, (masters, frozen), needs.update_flops(config, batch, True), 0, {})
+
+    def lowered(masters: Any, frozen: Any) -> jax.stages.Lowered:
+        most = int((batch.weights > 0).sum())
+        row = batch.tokens.shape[1]
+        return update.lowered(config, optax.sgd(0), settings, masters, frozen, row, most)[
+            "accumulate"
+        ]
+
+    return Program(lowered, (masters, frozen), needs.update_flops(config, batch, True), 0)
 
 
 def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Program:
@@ -102,9 +106,9 @@ def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Progra
         return launches.generate(config, params, pages, tables, slots, 1)
 
     moved = needs.decode_bytes(config, batch // sharers * sizes.context)
-    arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), tables, slots
-    rounds = -(-sizes.context // ROUND)
-    return Program(run, arguments, 0, moved, {"paged_attention": rounds})
+    params = parameters.unstacked(config, parameters.abstract_params(config, "bfloat16"))
+    arguments = params, _pages(shape, count), tables, slots
+    return Program(_jitted(run, donated=1), arguments, 0, moved)
 
 
 def prefill_program(shape: accelerator.Shape) -> Program:
@@ -116,7 +120,13 @@ def prefill_program(shape: accelerator.Shape) -> Program:
         return accelerator.prefill(config, params, pages, ids, table)
 
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), ids, table
-    return Program(run, arguments, needs.prefill_flops(config, sizes.chunk), 0, {})
+    flops = needs.prefill_flops(config, sizes.chunk)
+    return Program(_jitted(run, donated=1), arguments, flops, 0)
+
+
+def _jitted(function: Callable[..., Any], donated: int) -> Callable[..., jax.stages.Lowered]:
+    traced = jax.jit(function, donate_argnums=donated).trace
+    return lambda *arguments: traced(*arguments).lower(lowering_platforms=("cuda",))
 
 
 def _pages(shape: accelerator.Shape, count: int) -> Pages:
@@ -134,22 +144,18 @@ PROGRAMS: dict[str, Callable[[accelerator.Shape], Program]] = {
     "decode-32-shared": lambda shape: decode_program(shape, 32, 16),
     "prefill": prefill_program,
 }
-_DONATED = {"decode": 1, "prefill": 1}  # the cache
 
 
 def describe(name: str, program: Program, device: Any) -> dict[str, Any]:
     """Compiles one program for `device` and reads its cost out of it."""
-    sharding = jax.sharding.SingleDeviceSharding(device)
+    sharding = place.replicated(mesh.make(devices=[device]))
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), program.arguments
     )
-    donate = _DONATED.get(name.split("-")[0], ())
-    traced = jax.jit(program.function, donate_argnums=donate).trace(*placed)
-    lowered = traced.lower(lowering_platforms=("cuda",))
-    compiled = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+    compiled = program.lowered(*placed).compile(compiler_options={"xla_gpu_autotune_level": 0})
     memory = compiled.memory_analysis()
     parts: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.Counter())
-    for cost in hlo.instructions(compiled.as_text(), program.rounds):
+    for cost in hlo.instructions(compiled.as_text()):
         seconds = max(cost.moved / BYTES_PER_SECOND, (cost.flops + cost.wide) / FLOPS_PER_SECOND)
         found = dict(moved=cost.moved, flops=cost.flops, wide=cost.wide, floor=seconds)
         parts[part(cost)].update(found)
@@ -203,8 +209,8 @@ def main() -> None:
     if not os.path.isdir(os.path.join(options.plugin, "jax_plugins", "xla_cuda13")):
         parser.error(f"{options.plugin} has no jax_plugins/xla_cuda13; see the first command above")
     sys.path.insert(0, options.plugin)  # jax looks for plugins when it first needs a backend
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    pallas_kernels.use("xla")  # what "auto" takes on a GPU
+    jax.config.update("jax_platforms", "cpu")  # or jax looks for the GPU's libraries
+    pallas_kernels.use("triton")  # what "auto" takes on a GPU
     (device,) = topologies.get_topology_desc(
         "h200", "cuda", target_config=H200, topology="1x1x1"
     ).devices

@@ -1,4 +1,4 @@
-"""Packed and paged attention and token logprobs: Pallas kernels on TPUs, plain jnp elsewhere.
+"""Packed and paged attention and token logprobs: Pallas kernels on TPUs and GPUs, else plain jnp.
 
 This package imports jax and nothing of notepad_jax: it can be lifted out, benchmarked and
 replaced. The policy, the engine and the trainer call the names below and nothing else;
@@ -9,6 +9,7 @@ from pallas_kernels.dispatch import (
     BACKENDS,
     backend,
     cache_head_size,
+    on_gpu,
     packed_attention,
     packed_schedule,
     paged_attention,
@@ -27,6 +28,7 @@ __all__ = [
     "Pages",
     "backend",
     "cache_head_size",
+    "on_gpu",
     "packed_attention",
     "packed_schedule",
     "paged_attention",

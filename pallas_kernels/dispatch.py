@@ -1,8 +1,9 @@
 """Backend dispatch: which implementation of a kernel runs, decided while a program is traced.
 
-On TPUs the Pallas kernels, on GPUs large dense products through XLA, on CPUs block lists in
-plain jnp. `use` forces one of them, for tests, for comparisons and for compiling ahead of
-time for a chip that is not here. Arguments are checked here, before anything compiles.
+On TPUs and on GPUs their Pallas kernels, on GPUs for which Triton does not compile large dense
+products through XLA, on CPUs block lists in plain jnp. `use` forces one of them, for tests, for
+comparisons and for compiling ahead of time for a chip that is not here. Arguments are checked here,
+before anything compiles.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import logprob, packed, paged, reference, schedule, tuning
+from pallas_kernels import gpu, logprob, packed, paged, reference, schedule, tuning
 from pallas_kernels.pages import Pages, PageTables
 
-BACKENDS = ("auto", "pallas", "interpret", "xla", "reference")
+BACKENDS = ("auto", "pallas", "interpret", "triton", "triton-interpret", "xla", "reference")
+AMPERE = 8.0  # the compute capability from which on Triton compiles for a GPU
 LOGITS = 2**27  # bytes of the logits that a CPU holds at once, float32
 
 # Part of the key of all of jax's caches: what was traced for one backend is never taken for
@@ -33,7 +35,8 @@ def use(name: str) -> None:
     A function that jax has compiled for another backend is traced again.
 
     "pallas" is the TPU kernels, "interpret" the same kernels on the CPU in TPU interpret mode
-    (slow, for tests), "xla" dense products, "reference" block lists in plain jnp.
+    (slow, for tests); "triton" is the GPU kernels, "triton-interpret" the same on the CPU; "xla" is
+    dense products, "reference" block lists in plain jnp.
     """
     if name not in BACKENDS:
         raise ValueError(f"no kernel backend {name!r}; there are {', '.join(BACKENDS)}")
@@ -55,11 +58,32 @@ def backend() -> str:
     """Returns the backend in use: one of `BACKENDS` but "auto"."""
     if _forced.value != "auto":
         return _forced.value
-    return {"tpu": "pallas", "gpu": "xla"}.get(jax.default_backend(), "reference")
+    platform = jax.default_backend()
+    if platform == "gpu":
+        return "triton" if _ampere() else "xla"
+    return "pallas" if platform == "tpu" else "reference"
+
+
+@functools.cache
+def _ampere() -> bool:
+    """Whether this process's GPUs are NVIDIA's, of 2020 or newer."""
+    try:
+        return float(jax.local_devices()[0].compute_capability) >= AMPERE
+    except ValueError:  # AMD's are names: gfx90a
+        return False
 
 
 def _pallas() -> bool:
     return backend() in ("pallas", "interpret")
+
+
+def _triton() -> bool:
+    return backend() in ("triton", "triton-interpret")
+
+
+def on_gpu() -> bool:
+    """Whether programs are traced for GPUs: by whichever of their backends."""
+    return _triton() or backend() == "xla"
 
 
 def packed_schedule(
@@ -91,6 +115,9 @@ def packed_schedule(
     if _pallas():
         q_size, k_size = tuning.packed_blocks(head_size, dtype)
         q_size, k_size = min(q_size, _up(queries, 128)), min(k_size, _up(keys, 128))
+    elif _triton():
+        best = zip(gpu.blocks(head_size, dtype), (queries, keys), strict=True)
+        q_size, k_size = (min(size, gpu.power_of_two(count)) for size, count in best)
     elif backend() == "xla":
         q_size, k_size = min(1024, _up(queries, 8)), min(128, _up(keys, 8))
     else:  # all of a block is computed: queries in equal blocks, so that none is half empty
@@ -138,6 +165,8 @@ def packed_attention(
         )
     if _pallas():
         return packed.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks, backend() == "interpret")
+    if _triton():
+        return gpu.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks, backend() == "triton-interpret")
     if backend() == "xla":
         return reference.sliced_packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
     return reference.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
@@ -196,13 +225,8 @@ def paged_attention(
             interpret=backend() == "interpret",
         )  # fmt: skip
     if cu_q_lens_B1 is None:
-        # How often the loops run is in the data: a GPU's host waits for it before every round, so
-        # what one round covers is no loop there. A CPU computes what is in a block and of no use,
-        # and a core's own cache holds few rows.
-        small = backend() == "reference"
-        rows, block = (8, 128) if small else (B, 2048)
         return reference.paged_attention(
-            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block, window, loops=small
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, _attend_to_pages(B), window
         )
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
     ragged = reference.ragged_paged_attention
@@ -211,12 +235,26 @@ def paged_attention(
     return ragged(q_TNH, k_TKH, v_TKH, pages, rows_BP, kv_lens_B, cu_q_lens_B1, (decode, decode, B))
 
 
+def _attend_to_pages(slots: int) -> reference.Attends:
+    if _triton():
+        return functools.partial(gpu.attend_to_pages, interpret=backend() == "triton-interpret")
+    if backend() == "reference":
+        # A CPU computes what is in a block and of no use, and a core's own cache holds few rows.
+        return reference.in_blocks(8, 128)
+    # How often a loop runs is in the data: a GPU's host waits for it before every round, so
+    # what one round covers is no loop there.
+    return reference.in_blocks(slots, 2048, loops=False)
+
+
 def cache_head_size(head_size: int) -> int:
     """Returns the head size of the paged KV cache: padded to 128 lanes for the TPU kernels.
 
     TPU memory has lanes of 128. A narrower cache would be stored densely by XLA and copied
-    whole, at every step, into the padded layout that the kernels read.
+    whole, at every step, into the padded layout that the kernels read. For the GPU kernels it is a
+    power of two, as all their blocks are.
     """
+    if _triton():
+        return gpu.power_of_two(head_size)
     return max(head_size, 128) if _pallas() else head_size
 
 
@@ -259,4 +297,4 @@ def logprob_block(vocabulary: int) -> int:
 
     A GPU wants large products; a CPU gains nothing by them, and its memory is a laptop's.
     """
-    return 1024 if backend() == "xla" else min(1024, max(64, LOGITS // (4 * vocabulary)))
+    return 1024 if backend() != "reference" else min(1024, max(64, LOGITS // (4 * vocabulary)))

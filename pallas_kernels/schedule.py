@@ -37,6 +37,16 @@ _EVERYWHERE = np.int32(2**31 - 1)  # a key's reach without a window
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Runs:
+    """Where the runs of a list begin, and the list ordered by key block, each run's queries too."""
+
+    of_queries: Any  # int32 [query blocks + 1]: each query block's first entry; the last: `count`
+    of_keys: Any  # int32 [key blocks + 1]: the same in the order by key block
+    q_block: Any  # int32 [E]: in the order by key block; the queries of a run ascend
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Schedule:
     """The block list of a batch of packed rows; the first `count` entries are real, the rest zero.
 
@@ -52,6 +62,7 @@ class Schedule:
     needed: Any  # int32 []: entries that the mask needs
     q_position: Any  # int32 [query blocks * q_size]: in the text; None: no layer has a window
     k_reach: Any  # int32 [B * S, S padded]: the first position that no longer sees the key
+    runs: Runs
     q_size: int = dataclasses.field(metadata=dict(static=True))  # queries per block
     k_size: int = dataclasses.field(metadata=dict(static=True))  # keys per block
 
@@ -128,8 +139,9 @@ def packed_schedule(
     room = max_entries or B * _causal_blocks(S, queries, bq, bk)
     row_start = (jnp.arange(B) * nk * bk)[:, None]
     in_row = jnp.arange(nk * bk) < S
+    entries = _entries(needed, full, room)
     return Schedule(
-        *_entries(needed, full, room),
+        *entries,
         q_start=(row_start + q_first[:, 0]).reshape(-1).astype(jnp.int32),
         kv_end=jnp.where(in_row, row_start + kv_end.reshape(B, -1), 0)
         .reshape(-1)
@@ -137,6 +149,7 @@ def packed_schedule(
         needed=needed.sum().astype(jnp.int32),
         q_position=position,
         k_reach=reach,
+        runs=_runs(*entries[:2], entries[3], B * nq, B * nk),
         q_size=bq,
         k_size=bk,
     )
@@ -165,3 +178,15 @@ def _entries(
     q_block, k_block = jnp.where(real, run, 0), jnp.where(real, row * nk + entry % nk, 0)
     q_block, k_block, flags, count = (x.astype(jnp.int32) for x in (q_block, k_block, flags, count))
     return q_block, k_block, flags, count
+
+
+def _runs(q_block: Array, k_block: Array, count: Array, queries: int, keys: int) -> Runs:
+    real = jnp.arange(q_block.shape[0]) < count
+
+    def begins(block: Array, blocks: int) -> Array:
+        # Entries that are not real lie behind all blocks.
+        sorted_to = jnp.where(real, block, blocks)
+        return jnp.searchsorted(sorted_to, jnp.arange(blocks + 1)).astype(jnp.int32)
+
+    by_key = jnp.argsort(jnp.where(real, k_block, keys), stable=True)
+    return Runs(begins(q_block, queries), begins(k_block[by_key], keys), q_block[by_key])

@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from notepad_jax.engine import launches, layout, masks
+from notepad_jax.engine.apart import Apart, Placed
 from notepad_jax.engine.launches import PrefixArrays, SlotArrays, TailArrays
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
@@ -39,7 +40,6 @@ from notepad_jax.engine.shapes import (
     shapes,
     tail_widths,
 )
-from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
@@ -106,6 +106,7 @@ class Device:
         self.mesh = meshes.one() if mesh is None else mesh
         self.pages: Pages | None = self._empty()
         self._masks = masks.Placed(settings, self.mesh)
+        self._apart = Apart(config, self.mesh)
 
     def rest(self) -> None:
         """Frees the KV cache until the next launch; what it held is lost."""
@@ -121,28 +122,28 @@ class Device:
             _abstract_cache(self.config, self.settings, self.mesh),
         )
 
-    def weights(self, params: Params) -> Params:
-        """Returns a policy's parameters as the launches are to be given them; copies nothing."""
-        return weights(self.config, params, self.mesh)
+    def weights(self, params: Params) -> Placed:
+        """Returns a policy's parameters as the launches are to be given them."""
+        return self._apart.of(params)
 
-    def read_prefixes(self, params: Params, row: PrefixArrays) -> None:
+    def read_prefixes(self, params: Placed, row: PrefixArrays) -> None:
         with meshes.within(self.mesh):
-            self.pages = launches.read_prefixes(self.config, params, self._cache(), row)
+            self.pages = launches.read_prefixes(self.config, params.prefill, self._cache(), row)
 
-    def start_tails(self, params: Params, row: TailArrays, wanted: int) -> Sequence[jax.Array]:
+    def start_tails(self, params: Placed, row: TailArrays, wanted: int) -> Sequence[jax.Array]:
         with meshes.within(self.mesh):
             self.pages, *out = launches.start_tails(
-                self.config, params, self._cache(), self._masks.placed(row),
+                self.config, params.prefill, self._cache(), self._masks.placed(row),
                 **_likeliest(self.settings, wanted),
             )  # fmt: skip
         return out
 
     def generate(
-        self, params: Params, tables: PageTables, slots: SlotArrays, wanted: int
+        self, params: Placed, tables: PageTables, slots: SlotArrays, wanted: int
     ) -> Sequence[jax.Array]:
         with meshes.within(self.mesh):
             self.pages, *out = launches.generate(
-                self.config, params, self._cache(), tables, self._masks.placed(slots),
+                self.config, params.decode, self._cache(), tables, self._masks.placed(slots),
                 self.settings.steps_per_launch, **_likeliest(self.settings, wanted),
             )  # fmt: skip
         return out
@@ -165,7 +166,7 @@ class Executor:
         self.device.rest()
 
     def weights(self, params: Any) -> Any:
-        """Returns a policy's parameters as the launches are to be given them; copies nothing."""
+        """Returns a policy's parameters as the launches are to be given them."""
         return self.device.weights(params)
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
@@ -226,12 +227,6 @@ class Executor:
 
     def _count(self, shape: Shape) -> None:
         self.seen[shape] = self.seen.get(shape, 0) + 1
-
-
-def weights(config: PolicyConfig, params: Params, mesh: Mesh) -> Params:
-    """Returns `params`, on `mesh`, as launches run fastest: on a CPU with matrices unstacked."""
-    alone = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
-    return parameters.unstacked(config, params) if alone else params
 
 
 def _wanted(contexts: Sequence[Context]) -> int:
@@ -302,7 +297,8 @@ def arguments_of(
     mesh: Mesh,
 ) -> tuple[Any, tuple]:
     """The jitted launch of a shape and its arguments as abstract arrays."""
-    before = config, weights(config, params, mesh), _abstract_cache(config, settings, mesh)
+    placed, cache = Apart(config, mesh).of(params), _abstract_cache(config, settings, mesh)
+    before = config, placed.prefill, cache
     if isinstance(shape, PrefixRow):
         return launches.read_prefixes, (*before, layout.prefix_row(settings, [], shape.tokens))
     if isinstance(shape, TailRow):
@@ -312,7 +308,9 @@ def arguments_of(
         return launches.start_tails, (*before, masks.abstract(settings, mesh, row))
     tables = layout.decode_tables(settings, [], shape)
     slots = masks.abstract(settings, mesh, layout.slot_arrays(settings, [], shape.slots))
-    return launches.generate, (*before, tables, slots, settings.steps_per_launch)
+    return launches.generate, (
+        config, placed.decode, cache, tables, slots, settings.steps_per_launch,
+    )  # fmt: skip
 
 
 def cache_bytes(config: PolicyConfig, settings: EngineSettings, mesh: Mesh) -> int:

@@ -170,18 +170,22 @@ def rollout_target(config: PolicyConfig, params: Params, dtype: str) -> Params:
     return jax.tree.map(leaf, specs(config), params, is_leaf=lambda x: isinstance(x, Spec))
 
 
-def unstacked(config: PolicyConfig, params: Params) -> Params:
-    """Returns `params` with the layers' matrices `Unstacked`; they share memory with `params`.
+def unstacked(
+    config: PolicyConfig, params: Params, of: Callable[[str, Any], Unstacked] | None = None
+) -> Params:
+    """Returns `params` with the layers' matrices `Unstacked`.
 
     Those that are multiplied as they lie: a stack that is cast or made of int8 is written anew
     for every product anyway, and a mixture's experts are met by one grouped product. Leaves are
-    arrays on one CPU device or `jax.ShapeDtypeStruct`s.
+    arrays on one device or `jax.ShapeDtypeStruct`s; `of` takes a leaf apart, `place.entries` unless
+    told otherwise.
     """
     layers = dict(params["layers"])
+    of = of or (lambda _, leaf: Unstacked(tuple(place.entries(leaf))))
     for name, spec in specs(config)["layers"].items():
         leaf, plain = layers[name], spec.inputs and "expert" not in spec.axes
         if plain and not isinstance(leaf, Quantized) and leaf.dtype == jnp.dtype(config.dtype):
-            layers[name] = Unstacked(tuple(place.entries(leaf)))
+            layers[name] = of(name, leaf)
     return {**params, "layers": layers}
 
 

@@ -103,7 +103,11 @@ class Policy(nnx.Module):
         return self._scan(body, hidden_BTD)[1]
 
     def _scan(self, body: Callable[[Any, Any], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
-        """`jax.lax.scan` of `body`, which is given (a layer's parameters, its index)."""
+        """`jax.lax.scan` of `body`, which is given (a layer's parameters, its index).
+
+        On GPUs a policy whose matrices lie apart has no loop, for which the host would have to
+        launch every product of every layer anew: a program of all layers is one CUDA graph.
+        """
         leaves = {name: leaf.get_value() for name, leaf in self.layers.items()}
         apart = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Unstacked)}
         stacked = {name: leaf for name, leaf in leaves.items() if name not in apart}
@@ -113,7 +117,15 @@ class Policy(nnx.Module):
             chosen = {name: leaf.of(index) for name, leaf in apart.items()}
             return body(state, (params | chosen, index))
 
-        return jax.lax.scan(one, state, (stacked, jnp.arange(self.config.layers)))
+        if not apart or not pallas_kernels.on_gpu():
+            return jax.lax.scan(one, state, (stacked, jnp.arange(self.config.layers)))
+        results = []
+        for index in range(self.config.layers):
+            own = {name: leaf.layers[index] for name, leaf in apart.items()}
+            own |= jax.tree.map(lambda leaf, index=index: leaf[index], stacked)
+            state, result = body(state, (own, jnp.int32(index)))
+            results.append(result)
+        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
 
 def _seen(config: PolicyConfig, layer: Params, whose_BT: Array | None) -> Params:

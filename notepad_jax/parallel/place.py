@@ -88,12 +88,12 @@ def row(tree: Any, mesh: Mesh, number: int) -> Any:
 
 
 def entries(leaf: Any) -> list[Any]:
-    """Returns the entries of the first axis of a leaf on one CPU device, each where the leaf is.
+    """Returns the entries of the first axis of a leaf on one device, each an array of its own.
 
-    They share its memory: jax takes host memory as a CPU's where it begins at a multiple of 64
-    bytes, and copies entries that do not (their size is no such multiple). A leaf whose entries
-    live is not donated: a program that would be given its memory gets other memory. Of a
-    `jax.ShapeDtypeStruct` they are such, too.
+    On a CPU they share its memory: jax takes host memory as a CPU's where it begins at a multiple
+    of 64 bytes, and copies entries that do not (their size is no such multiple). A leaf whose
+    entries live is not donated there: a program that would be given its memory gets other memory.
+    Elsewhere they are copies. Of a `jax.ShapeDtypeStruct` they are such, too.
     """
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
@@ -101,7 +101,16 @@ def entries(leaf: Any) -> list[Any]:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         own = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding)
         return [own] * leaf.shape[0]
-    return [jax.device_put(entry, sharding) for entry in np.asarray(leaf)]
+    if next(iter(leaf.devices())).platform == "cpu":
+        return [jax.device_put(entry, sharding) for entry in np.asarray(leaf)]
+    return list(jax.jit(tuple, out_shardings=sharding)(leaf))
+
+
+def same(one: jax.Array, other: Any) -> bool:
+    """Whether two arrays on one device each, both alive, are the same memory."""
+    if isinstance(other, jax.ShapeDtypeStruct) or one.shape != other.shape:
+        return False
+    return one.unsafe_buffer_pointer() == other.unsafe_buffer_pointer()
 
 
 def specs(tree: Any) -> tuple[PartitionSpec, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from notepad_jax.planner import hlo
 
@@ -40,39 +40,37 @@ class Collective:
         return self.times * self.bytes * share
 
 
-def collectives(text: str, rounds: Mapping[str, int] | None = None) -> list[Collective]:
+def collectives(text: str) -> list[Collective]:
     """Returns the collectives of one run of the program, in order; equal ones are added up.
 
     Loops are counted as `hlo.instructions` counts them. Raises ValueError as it does.
     """
     computations, entry = hlo.parse(text)
     added: dict[tuple, int] = {}
-    for one in _walk(computations, entry, 1, rounds or {}):
+    for one in _walk(computations, entry, 1):
         key = one.kind, one.scope, one.bytes, one.group
         added[key] = added.get(key, 0) + one.times
     return [Collective(*key, times) for key, times in added.items()]
 
 
-def _walk(
-    computations: dict[str, hlo.Computation], name: str, times: int, rounds: Mapping[str, int]
-) -> Iterator[Collective]:
+def _walk(computations: dict[str, hlo.Computation], name: str, times: int) -> Iterator[Collective]:
     for one in computations[name].values():
         kind = one.op.removesuffix("-start")
         if kind in KINDS:
             yield _collective(computations, computations[name], one, kind, times)
         elif one.op == "while":
-            trips = hlo.trip_count(computations, one, rounds)
-            yield from _walk(computations, one.called("body"), times * trips, rounds)
+            trips = hlo.trip_count(computations, one)
+            yield from _walk(computations, one.called("body"), times * trips)
         elif one.op == "fusion":
-            inside = _walk(computations, one.called("calls"), times, rounds)
+            inside = _walk(computations, one.called("calls"), times)
             scattered = _is_scattered(computations[one.called("calls")])
             yield from (_scattered(found, one) if scattered else found for found in inside)
         elif one.op == "async-start":
-            yield from _walk(computations, one.called("calls"), times, rounds)
+            yield from _walk(computations, one.called("calls"), times)
         elif one.op == "call":
-            yield from _walk(computations, one.called("to_apply"), times, rounds)
+            yield from _walk(computations, one.called("to_apply"), times)
         elif one.op == "conditional":
-            branches = [list(_walk(computations, b, times, rounds)) for b in hlo.branches(one)]
+            branches = [list(_walk(computations, b, times)) for b in hlo.branches(one)]
             yield from max(branches, key=lambda b: sum(c.bytes * c.times for c in b))
 
 

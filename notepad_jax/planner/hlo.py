@@ -1,7 +1,7 @@
 """Memory traffic, matrix FLOPs and collectives of a program that XLA compiled, from its HLO text.
 
 `instructions(text)` walks the optimized module from its entry, through loops (as often as they
-run; `rounds` where only the data tells), calls and the costlier branch of a conditional, and gives
+run; once where only the data tells), calls and the costlier branch of a conditional, and gives
 every instruction that becomes a kernel with the bytes it reads and writes and the FLOPs of its
 matrix products. What a fusion reads of an operand through a slice or a gather is counted as
 that, an update in place as the update. What lies in a TPU's VMEM is no traffic, and of a Pallas
@@ -18,7 +18,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 _SIZES = {"pred": 1, "bf16": 2}  # others end in their bits: f32, s8, u16
@@ -60,6 +60,7 @@ class Cost:
 
 
 Computation = dict[str, Instruction]
+_PALLAS = "tpu_custom_call", "gpu.triton", "triton_kernel_call"  # calls of Pallas kernels
 
 
 def dims(type_text: str) -> list[tuple[str, list[int]]]:
@@ -112,33 +113,30 @@ def _closing(text: str, at: int) -> int:
     raise ValueError(f"a parenthesis is not closed in {text[:80]!r}")
 
 
-def instructions(text: str, rounds: Mapping[str, int] | None = None) -> list[Cost]:
+def instructions(text: str) -> list[Cost]:
     """Returns the cost of everything that one run of the program executes.
 
-    A loop of unknown length runs as often as `rounds` says of a named scope that it is in;
-    once if of none.
+    A loop of unknown length counts once.
     """
     computations, entry = parse(text)
-    return list(_walk(computations, entry, 1, rounds or {}))
+    return list(_walk(computations, entry, 1))
 
 
-def _walk(
-    computations: dict[str, Computation], name: str, times: int, rounds: Mapping[str, int]
-) -> Iterator[Cost]:
+def _walk(computations: dict[str, Computation], name: str, times: int) -> Iterator[Cost]:
     computation = computations[name]
     for one in computation.values():
         if one.op in _FREE or one.op.endswith("-done"):
             continue
         if one.op == "while":
-            trips = trip_count(computations, one, rounds)
-            yield from _walk(computations, one.called("body"), times * trips, rounds)
+            trips = trip_count(computations, one)
+            yield from _walk(computations, one.called("body"), times * trips)
         elif one.op == "conditional":
-            found = [list(_walk(computations, branch, times, rounds)) for branch in branches(one)]
+            found = [list(_walk(computations, branch, times)) for branch in branches(one)]
             yield from max(found, key=lambda costs: sum(cost.moved for cost in costs))
         elif one.op == "call":
-            yield from _walk(computations, one.called("to_apply"), times, rounds)
+            yield from _walk(computations, one.called("to_apply"), times)
         elif one.op == "async-start":
-            yield from _walk(computations, one.called("calls"), times, rounds)
+            yield from _walk(computations, one.called("calls"), times)
         else:
             scope = re.search(r'op_name="([^"]*)"', one.attributes)
             cost = (times * n for n in _cost(computations, computation, one))
@@ -152,11 +150,9 @@ def branches(one: Instruction) -> list[str]:
     return names + (re.findall(r"[\w.\-]+", listed.group(1)) if listed else [])
 
 
-def trip_count(
-    computations: dict[str, Computation], loop: Instruction, rounds: Mapping[str, int]
-) -> int:
+def trip_count(computations: dict[str, Computation], loop: Instruction) -> int:
     """How often a loop runs: by the compiler's note, by the constant its condition compares with
-    (then at most so often), or by `rounds`."""
+    (then at most so often), or once where only the data tells."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known.group(1))
@@ -167,7 +163,7 @@ def trip_count(
         counter, bound = (condition[name] for name in one.operands)
         if bound.op == "constant" and bound.inner.isdigit():
             return -(-int(bound.inner) // _step(computations[loop.called("body")], counter))
-    return math.prod(n for scope, n in rounds.items() if scope in loop.attributes)
+    return 1
 
 
 def _step(body: Computation, counter: Instruction) -> int:
@@ -198,7 +194,9 @@ def _cost(
     if one.op == "custom-call":  # the int8 part of its tuple is scratch of the library
         written = re.sub(r"s8\[\d+\]", "", written)
     read = sum(nbytes(computation[name].type) for name in one.operands if name in computation)
-    if "tpu_custom_call" in one.attributes:  # a Pallas kernel: it reads what its grid asks for
+    if any(
+        name in one.attributes for name in _PALLAS
+    ):  # a Pallas kernel: it reads what its grid asks for
         declared = re.search(r'"cost_estimate":(\{[^{}]*\})', one.attributes)
         told = json.loads(declared[1]) if declared else {}
         return int(told.get("bytes_accessed", 0)), int(told.get("flops", 0)), 0

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from notepad_jax.checkpoint.abstract_trees import as_published, placed
-from notepad_jax.engine import executor, shapes
+from notepad_jax.engine import apart, executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
 from notepad_jax.grpo.algorithm import Algorithm
@@ -190,6 +190,7 @@ def _residents(
         if config.grpo.kl_weight
         else 0,
         "weights": bytes_of(weights) - shared(config, learning.frozen, weights),
+        "weights apart": sharing * apart.copied_bytes(learning.config, weights, engine),
         "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
     # What is trained arrives. Through storage it arrives as it was saved, in float32, and is cast

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from notepad_jax import keys
 from notepad_jax.checkpoint.abstract_trees import placed
-from notepad_jax.engine import executor, launches, shapes
+from notepad_jax.engine import apart, executor, launches, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.update import BESIDE
 from notepad_jax.model import lora, parameters
@@ -74,6 +74,8 @@ def of_engines(
     theirs = [of(one) for one in others]
     sharing = builders.engines(engine) // there.shape["fsdp"]
     held = {"weights": whole + own, "launches": sharing * launch(policy, settings)}
+    if beside := sharing * apart.copied_bytes(policy, base, meshes.row(there, 0)):
+        held["weights apart"] = beside
     process = _process(there.devices.flat[0])
     phases = {READING: held | process}
     if theirs:

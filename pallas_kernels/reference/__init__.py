@@ -1,16 +1,23 @@
 """Reference implementations in plain jnp, a file each: the kernels' twins, and the path of CPUs.
 
-`dense` is packed attention without blocks, the oracle of tests; `slices` the path of GPUs.
+`dense` is packed attention without blocks, the oracle of tests; `slices` that of older GPUs.
 """
 
 from pallas_kernels.reference.dense import dense_attention
 from pallas_kernels.reference.logprob import token_logprob
 from pallas_kernels.reference.packed import packed_attention
-from pallas_kernels.reference.paged import paged_attention, ragged_paged_attention
+from pallas_kernels.reference.paged import (
+    Attends,
+    in_blocks,
+    paged_attention,
+    ragged_paged_attention,
+)
 from pallas_kernels.reference.slices import sliced_packed_attention
 
 __all__ = [
+    "Attends",
     "dense_attention",
+    "in_blocks",
     "packed_attention",
     "paged_attention",
     "ragged_paged_attention",

@@ -49,10 +49,11 @@ def token_logprob(
     # and not block by block.
     axes = varying(x) | varying(w)
     x, w = vary(x, axes), vary(w, axes)
+    narrow = jax.lax.stop_gradient(w.astype(x.dtype))  # once, not for every block
 
     @jax.checkpoint
     def one(x_TD: Array, labels_T: Array) -> tuple[Array, Array, Array]:
-        logits = _logits(x_TD, w, transposed) / temperature
+        logits = _logits(x_TD, narrow, w, transposed) / temperature
         ids = first + jnp.arange(V)
         logits = jnp.where(ids < valid_vocab, logits, HIDDEN)
         peak = largest(jax.lax.stop_gradient(logits.max(axis=-1)))
@@ -72,22 +73,27 @@ def token_logprob(
     return tuple(r.reshape(-1)[:T] for r in results)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _logits(x_TD: Array, w: Array, transposed: bool) -> Array:
-    """x w in x's dtype, summed in float32. The gradient of a wider w is not rounded to that."""
-    return _product(x_TD, w.astype(x_TD.dtype), (((1,), (int(transposed),)), ((), ())))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _logits(x_TD: Array, narrow: Array, w: Array, transposed: bool) -> Array:
+    """x w in x's dtype, summed in float32; `narrow` is w in that dtype.
+
+    In the backward the logits' gradient is rounded to it, too, as the TPU kernel rounds it, and the
+    gradient of a wider w is not.
+    """
+    return _product(x_TD, narrow, (((1,), (int(transposed),)), ((), ())))
 
 
-def _logits_forward(x_TD: Array, w: Array, transposed: bool) -> tuple[Array, Any]:
-    return _logits(x_TD, w, transposed), (x_TD, w)
+def _logits_forward(x_TD: Array, narrow: Array, w: Array, transposed: bool) -> tuple[Array, Any]:
+    return _logits(x_TD, narrow, w, transposed), (x_TD, narrow, jnp.zeros((), w.dtype))
 
 
-def _logits_backward(transposed: bool, kept: Any, d_TV: Array) -> tuple[Array, Array]:
-    x_TD, w = kept
-    d_x = _product(d_TV, w.astype(x_TD.dtype), (((1,), (1 - int(transposed),)), ((), ())))
+def _logits_backward(transposed: bool, kept: Any, d_TV: Array) -> tuple[Array, None, Array]:
+    x_TD, narrow, kind = kept
+    d_TV = d_TV.astype(x_TD.dtype)
+    d_x = _product(d_TV, narrow, (((1,), (1 - int(transposed),)), ((), ())))
     d_w_VD = _product(d_TV, x_TD, (((0,), (0,)), ((), ())))
     d_w = d_w_VD if transposed else d_w_VD.T
-    return d_x.astype(x_TD.dtype), d_w.astype(w.dtype)
+    return d_x.astype(x_TD.dtype), None, d_w.astype(kind.dtype)
 
 
 _product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)

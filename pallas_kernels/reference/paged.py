@@ -20,6 +20,9 @@ from pallas_kernels.tiles import HIDDEN
 
 _QUERIES = 32  # of a ragged batch, handled together
 
+# (pages, layer, q_RMNH, table_RP, lens_R[, first_RM]) -> (out_RMNH, lse_RMN), as `_attend_to`
+Attends = Callable[..., tuple[Array, Array]]
+
 
 # ---------------------------------------------------------------- decoding
 
@@ -32,16 +35,12 @@ def paged_attention(
     layer: Int[Array, ""],
     tables: PageTables,
     kv_lens_B: Int[Array, " B"],
-    rows: int,
-    block: int,
+    attend: Attends,
     window: Int[Array, ""] | None = None,
-    *,
-    loops: bool = True,
 ) -> tuple[Float[Array, "B N H"], Pages]:
     """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
 
-    One step of a loop meets `block` cached tokens of `rows` slots, or of `rows` rows that share.
-    Without `loops` a table that one block covers is met at once, also where it is empty.
+    `attend` is `in_blocks` or a kernel.
     """
     Z, Q = pages.page_size, tables.private_BQ.shape[1]
     lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
@@ -56,15 +55,24 @@ def paged_attention(
         in_private = ((first_B - tables.shared_lens_B)[:, None],)
         in_shared = (first_B[tables.members_RM],)
     with jax.named_scope("paged_attention"):
-        some = functools.partial(_attend_to, pages, layer, block, loops)
-        private = _by_rows(some, rows, q_BNH[:, None], tables.private_BQ, lens_B, *in_private)
-        shared = _by_rows(
-            some, rows, q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R,
-            *in_shared,
-        )  # fmt: skip
+        some = functools.partial(attend, pages, layer)
+        private = some(q_BNH[:, None], tables.private_BQ, lens_B, *in_private)
+        shared = some(q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R, *in_shared)
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
     return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
+
+
+def in_blocks(rows: int, block: int, loops: bool = True) -> Attends:
+    """Attention to pages in jnp: a step of a loop meets `block` cached tokens of `rows` rows.
+
+    Without `loops` a table that one block covers is met at once, also where it is empty.
+    """
+
+    def attend(pages: Pages, layer: Array, *of_rows_R: Array) -> tuple[Array, Array]:
+        return _by_rows(functools.partial(_attend_to, pages, layer, block, loops), rows, *of_rows_R)
+
+    return attend
 
 
 def _by_rows(

@@ -1,4 +1,6 @@
-"""Packed attention as a few large products, a slice of queries after the other: GPUs' path.
+"""Packed attention as a few large products, a slice of queries after the other.
+
+The path of GPUs for which Triton does not compile.
 
 A thousand small steps one after the other would leave a GPU idle, so a slice of queries meets
 all keys that causality leaves it at once, masked. XLA does not fuse two matrix products: the

@@ -3,7 +3,9 @@
 import jax
 import pytest
 
+import pallas_kernels
 from benchmarks import accelerator, compiled
+from notepad_jax.parallel import place
 from notepad_jax.planner import hlo
 
 MODULE = """\
@@ -33,6 +35,21 @@ def test_programs_hold_what_they_say():
     assert (
         compiled.decode_program(shape, 32, 16).moved < compiled.decode_program(shape, 32, 1).moved
     )
+
+
+@pytest.mark.parametrize(
+    "name, backend", [("decode-8", "triton"), ("prefill", "triton"), ("update", "xla")]
+)
+def test_programs_are_lowered_without_the_gpus_compiler(name, backend):
+    """Attention is kernels of Triton's; an update is lowered for its devices, CPUs here."""
+    with pallas_kernels.using(backend):
+        program = compiled.PROGRAMS[name](accelerator.SHAPES["toy"])
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place.first_device()),
+            program.arguments,
+        )
+        text = program.lowered(*placed).as_text()
+    assert ("gpu.triton" in text) == (backend == "triton")
 
 
 def test_the_table_adds_its_parts_up():

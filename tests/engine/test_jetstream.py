@@ -45,8 +45,9 @@ def decode(made: PagedEngine, params, prefix, slot: int = 3):
 @pytest.mark.parametrize("ids", PROMPTS, ids=lambda p: f"{len(p)} tokens")
 def test_prefill_insert_generate_report_the_trainers_logprobs(ids):
     params, made = tiny.params(), engine()
-    prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
-    new, logps = decode(made, params, prefix)
+    loaded = made.load_params(params)
+    prefix = made.prefill(params=loaded, padded_tokens=padded(ids), true_length=len(ids))
+    new, logps = decode(made, loaded, prefix)
     completion = Completion(tokens(new), np.array(logps), Finish.STOP, 0)
     exact = tiny.trainer_logprobs(params, Prompt(tokens(), tokens(ids)), completion, 0.0)
     assert np.abs(exact - logps).max() < 1e-5
@@ -55,21 +56,23 @@ def test_prefill_insert_generate_report_the_trainers_logprobs(ids):
 
 @pytest.mark.parametrize("cut", [1, 7, 8, 20])
 def test_prefill_continues_an_existing_prefix(cut):
-    params, made, ids = tiny.params(), engine(), PROMPTS[2]
-    whole = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
-    first = made.prefill(params=params, padded_tokens=padded(ids[:cut]), true_length=cut)
+    made, ids = engine(), PROMPTS[2]
+    loaded = made.load_params(tiny.params())
+    whole = made.prefill(params=loaded, padded_tokens=padded(ids), true_length=len(ids))
+    first = made.prefill(params=loaded, padded_tokens=padded(ids[:cut]), true_length=cut)
     both = made.prefill(
-        params=params, existing_prefix=first, padded_tokens=padded(ids[cut:]),
+        params=loaded, existing_prefix=first, padded_tokens=padded(ids[cut:]),
         true_length=len(ids) - cut,
     )  # fmt: skip
-    assert decode(made, params, both)[0] == decode(made, params, whole)[0]
+    assert decode(made, loaded, both)[0] == decode(made, loaded, whole)[0]
 
 
 def test_a_slot_can_be_taken_over_and_keeps_no_pages():
-    params, made = tiny.params(), engine()
+    made = engine()
+    loaded = made.load_params(tiny.params())
     state = made.init_decode_state()
     for ids in PROMPTS:
-        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+        prefix = made.prefill(params=loaded, padded_tokens=padded(ids), true_length=len(ids))
         state = made.insert(prefix, state, 0)
     made.free_slot(state, 0)
     assert state.pool.free == tiny.SETTINGS.pages

@@ -83,6 +83,9 @@ class Counting(PagedEngine):
             both, both, PagePool(SMALL.pages), [None] * slots, [lambda: False] * slots
         )
 
+    def load_params(self, params):
+        return params
+
     def init_decode_state(self):
         return self.state
 

@@ -167,16 +167,39 @@ def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():
 MOE = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
 
 
+@pytest.mark.parametrize("backend", ["reference", "xla"])  # a loop over layers; none, on GPUs
 @pytest.mark.parametrize("config", [tiny.CONFIG, WINDOWED, MOE], ids=["full", "windows", "experts"])
-def test_matrices_that_lie_apart_give_the_same_numbers(config):
+def test_matrices_that_lie_apart_give_the_same_numbers(config, backend):
     params = tiny.params(config=config)
     apart = parameters.unstacked(config, params)
     names = {name for name, leaf in apart["layers"].items() if isinstance(leaf, Unstacked)}
     dense = set() if config.experts else {"gate", "up", "down"}
     assert names == {"q", "k", "v", "o"} | dense
     tokens = contexts()[2]
-    want = one_context(params, tokens, config)
-    np.testing.assert_array_equal(one_context(apart, tokens, config), want)
+    with pallas_kernels.using(backend):
+        want = one_context(params, tokens, config)
+        found = one_context(apart, tokens, config)
+    if backend == "reference":
+        np.testing.assert_array_equal(found, want)
+    np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+def test_on_gpus_the_layers_of_matrices_apart_are_no_loop():
+    """A loop is a launch of everything in it anew, by the host."""
+    apart = parameters.unstacked(tiny.CONFIG, tiny.params())
+
+    def loops(params, backend):
+        tokens, at = jnp.zeros((1, 8), jnp.int32), jnp.arange(8)[None]
+
+        def run(tokens):
+            attend = attention.packed(tiny.CONFIG, jnp.full((1, 8), 8))
+            return policy.forward(tiny.CONFIG, params, tokens, at, attend)[0]
+
+        with pallas_kernels.using(backend):
+            return str(jax.make_jaxpr(run)(tokens)).count("scan[")
+
+    assert loops(apart, "xla") == loops(tiny.params(), "xla") - 1
+    assert loops(apart, "reference") == loops(tiny.params(), "reference")
 
 
 def test_matrices_that_lie_apart_take_no_memory():

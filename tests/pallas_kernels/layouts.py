@@ -1,6 +1,12 @@
-"""Packed rows for the attention tests: their kv_end, drawn at random."""
+"""Packed rows for the attention tests: their kv_end, drawn at random; and the GPU kernels' name.
 
+`JAX_PLATFORMS=cuda python -m pytest tests/pallas_kernels/test_triton.py` runs them on a GPU.
+"""
+
+import jax
 import numpy as np
+
+TRITON = "triton" if jax.default_backend() == "gpu" else "triton-interpret"
 
 
 def kv_end(rng: np.random.Generator, length: int) -> np.ndarray:

@@ -108,7 +108,9 @@ def loops(q: jax.Array, pages: Pages, tables: PageTables, kv_lens: np.ndarray) -
 @functools.lru_cache
 def attend(backend: str, dtype: str, races: bool = False):
     if backend == "twin":
-        return jax.jit(functools.partial(reference.paged_attention, rows=2, block=Z))
+        return jax.jit(
+            functools.partial(reference.paged_attention, attend=reference.in_blocks(2, Z))
+        )
     mode = pltpu.InterpretParams(detect_races=True) if races else True
     return jax.jit(functools.partial(paged.paged_attention, sizes=sizes(dtype), interpret=mode))
 

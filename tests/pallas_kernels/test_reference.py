@@ -127,7 +127,9 @@ def paged_case():
 def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
-    attend = jax.jit(functools.partial(reference.paged_attention, rows=2, block=block))
+    attend = jax.jit(
+        functools.partial(reference.paged_attention, attend=reference.in_blocks(2, block))
+    )
     out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
@@ -142,7 +144,7 @@ def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
 
 def test_what_a_slot_gets_does_not_depend_on_who_is_beside_it():
     data, tables, kv_lens, (q, k, v), _ = paged_case()
-    attend = jax.jit(functools.partial(reference.paged_attention, rows=2, block=Z))
+    attend = jax.jit(functools.partial(reference.paged_attention, attend=reference.in_blocks(2, Z)))
 
     def out(lens):
         return attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, lens)[0]

@@ -62,7 +62,7 @@ def draw(kv_end, queries, heads=4, kv_heads=2, size=64):
     return q, k, v, d_out, jnp.asarray(rng.normal(size=(B, queries, heads)), jnp.float32)
 
 
-@pytest.mark.parametrize("backend", ["interpret", "xla", "reference"])
+@pytest.mark.parametrize("backend", ["interpret", layouts.TRITON, "xla", "reference"])
 @pytest.mark.parametrize("window, queries", [(1, 256), (20, 200), (130, 256)])
 def test_every_backend_is_the_oracle_forward_and_backward(backend, window, queries):
     """Windows within a block, over its edge and over more; 200 queries follow 56 cached keys."""
@@ -83,7 +83,7 @@ def test_a_window_of_one_token_is_its_own_value():
     np.testing.assert_allclose(out, jnp.repeat(v, 2, axis=2), atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["interpret", "xla", "reference"])
+@pytest.mark.parametrize("backend", ["interpret", layouts.TRITON, "xla", "reference"])
 def test_a_window_that_reaches_everything_is_none(backend):
     kv_end, at = rows(256)
     q, k, v, *_ = draw(kv_end, 256)
@@ -173,7 +173,10 @@ Z, K, N, H = 8, 2, 6, 8
 def decode(rows: int, block: int):
     """The twin, compiled once whatever the window."""
     return jax.jit(
-        functools.partial(pallas_kernels.reference.paged_attention, rows=rows, block=block)
+        functools.partial(
+            pallas_kernels.reference.paged_attention,
+            attend=pallas_kernels.reference.in_blocks(rows, block),
+        )
     )
 
 
@@ -211,7 +214,7 @@ def test_a_decode_step_sees_its_window(window, rows_at_once, block):
             np.testing.assert_allclose(out[b, n], want, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["interpret", "xla", "reference"])
+@pytest.mark.parametrize("backend", ["interpret", layouts.TRITON, "xla", "reference"])
 def test_every_backend_decodes_with_a_window(backend):
     """On TPUs through XLA; all slots of a launch, and of those one that is idle."""
     rng = np.random.default_rng(1)

@@ -81,16 +81,10 @@ def test_every_kind_of_instruction_by_hand():
     assert wide["gemm"] == wide["call"] == 2 * 8 * 4 * 8
 
 
-def test_a_loop_of_unknown_length_runs_as_often_as_its_scope_says():
-    known = 'backend_config={"known_trip_count":{"n":"3"}}'
-    open_ended = MODULE.replace(known, 'metadata={op_name="jit(f)/paged_attention/while"}')
-    times = lambda *rounds: next(  # noqa: E731
-        cost.times
-        for cost in hlo.instructions(open_ended, *rounds)
-        if cost.instruction.name == "fused"
-    )
-    assert times() == times({"elsewhere": 5}) == 1
-    assert times({"paged_attention": 2}) == 2
+def test_a_loop_of_unknown_length_counts_once():
+    open_ended = MODULE.replace('backend_config={"known_trip_count":{"n":"3"}}', "metadata={}")
+    times = {cost.instruction.name: cost.times for cost in hlo.instructions(open_ended)}
+    assert times["fused"] == 1
 
 
 def test_text_that_is_no_module_is_refused():

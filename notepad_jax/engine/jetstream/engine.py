@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.engine import launches
-from notepad_jax.engine.executor import Device, Executor, weights
+from notepad_jax.engine.apart import Apart, Placed
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.jetstream import compat
 from notepad_jax.engine.jetstream.asked import JetStreamRequest, nobody_leaves
 from notepad_jax.engine.pages import PagePool
@@ -68,8 +69,8 @@ class PagedEngine(compat.Engine):
         self._sampling = sampling
         self._mesh = meshes.one() if mesh is None else mesh
 
-    def load_params(self, params: Params) -> Params:
-        return weights(self.config, params, self._mesh)
+    def load_params(self, params: Params) -> Placed:
+        return Apart(self.config, self._mesh).of(params)
 
     def init_decode_state(self) -> DecodeState:
         device = Device(self.config, self.settings, self._mesh)
@@ -80,7 +81,7 @@ class PagedEngine(compat.Engine):
     def prefill(
         self,
         *,
-        params: Params,
+        params: Placed,
         existing_prefix: Prefix | None = None,
         padded_tokens: Any,
         true_length: int,
@@ -104,7 +105,7 @@ class PagedEngine(compat.Engine):
             )
         padded = np.pad(fresh, (0, _bucket(len(fresh)) - len(fresh))).astype(np.int32)
         with meshes.within(self._mesh):
-            kv = launches.prefill_dense(self.config, params, kv_before, start, padded[None])
+            kv = launches.prefill_dense(self.config, params.prefill, kv_before, start, padded[None])
         return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length, asked)
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
@@ -129,7 +130,7 @@ class PagedEngine(compat.Engine):
         return state
 
     def generate(
-        self, params: Params, decode_state: DecodeState
+        self, params: Placed, decode_state: DecodeState
     ) -> tuple[DecodeState, compat.Results]:
         """Decodes up to `steps_per_launch` tokens in every active slot.
 

@@ -66,9 +66,10 @@ class Driver(orchestrator.Driver):
         self.failure: EngineFailed | None = None
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # channels that clients listen to
         self._lock = threading.Lock()
+        placed = engine.load_params(params)
         super().__init__(
-            prefill_engines=[engine], generate_engines=[engine], prefill_params=[params],
-            generate_params=[params], interleaved_mode=True, jax_padding=False,
+            prefill_engines=[engine], generate_engines=[engine], prefill_params=[placed],
+            generate_params=[placed], interleaved_mode=True, jax_padding=False,
         )  # fmt: skip
 
     @property

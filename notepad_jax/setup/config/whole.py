@@ -63,10 +63,11 @@ class Common(AnyConfig):
         default="",
     )
     kernels: str = key(
-        "`auto`, `pallas`, `interpret`, `xla`, `reference`",
-        "who computes attention and logprobs. `auto`: the TPU kernels on TPUs, large dense "
-        "products on GPUs, block lists in plain jnp on CPUs. `interpret` runs the TPU kernels on "
-        "a CPU, thousands of times slower, to check them ([kernels.md](kernels.md))",
+        "`auto`, `pallas`, `interpret`, `triton`, `triton-interpret`, `xla`, `reference`",
+        "who computes attention and logprobs. `auto`: the TPU kernels on TPUs, those for GPUs on "
+        "NVIDIA's since 2020 (`triton`), large dense products on other GPUs (`xla`), block lists "
+        "in plain jnp on CPUs. `interpret` and `triton-interpret` run the kernels on a CPU, "
+        "thousands of times slower, to check them ([kernels.md](kernels.md))",
         default="auto",
     )
     dtype: str = key(

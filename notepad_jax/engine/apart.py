@@ -1,0 +1,87 @@
+"""An engine's matrices of layers, apart where launches run faster so, and the memory it takes.
+
+A scan over layers copies each layer's matrices out of their stack before it multiplies. Decoding
+does little but read weights, so that copy is most of it on a CPU, where matrices that lie apart
+share the stack's memory. On a GPU it is a third, and they take as much memory again: there a policy
+is taken apart if it is small beside the device, and for decoding alone: prefill is products, and a
+program without a loop over layers takes thrice the time to compile. Above: `executor`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from notepad_jax.model import parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.matrices import Unstacked
+from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import place
+
+SHARE = 1 / 5  # of a GPU's memory, that the weights' second copy may take: 7B in bfloat16 of 80 GB
+
+
+class Placed(NamedTuple):
+    """A policy's parameters as the launches are given them."""
+
+    prefill: Params
+    decode: Params
+
+
+class Apart:
+    """The matrices of one engine's policy: what the next policy has of it is not copied again."""
+
+    def __init__(self, config: PolicyConfig, mesh: Mesh):
+        self._config, self._mesh = config, mesh
+        self._made: dict[str, tuple[Any, Unstacked]] = {}  # by name: of which stack, apart
+
+    def of(self, params: Params) -> Placed:
+        """Returns `params`, arrays or abstract ones, as launches run fastest."""
+        if not wanted(params, self._mesh):
+            return Placed(params, params)
+        before, self._made = self._made, {}
+
+        def one(name: str, leaf: Any) -> Unstacked:
+            stack, own = before.get(name, (None, None))
+            if own is None or not place.same(stack, leaf):
+                own = Unstacked(tuple(place.entries(leaf)))
+            self._made[name] = leaf, own
+            return own
+
+        apart = parameters.unstacked(self._config, params, one)
+        return Placed(apart if _shared(self._mesh) else params, apart)
+
+
+def wanted(params: Params, mesh: Mesh) -> bool:
+    """Whether launches of `params`, arrays or abstract ones, on `mesh` have matrices apart."""
+    if mesh.size > 1:
+        return False
+    device = mesh.devices.flat[0]
+    if device.platform != "gpu":
+        return _shared(mesh)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return size <= SHARE * _memory(device)
+
+
+def _shared(mesh: Mesh) -> bool:
+    """Whether matrices apart share their stack's memory."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def copied_bytes(config: PolicyConfig, params: Params, mesh: Mesh) -> int:
+    """Bytes of a device that matrices apart take beside the stacks; `params` may be abstract."""
+    if _shared(mesh) or not wanted(params, mesh):
+        return 0
+    found: list[Any] = []
+    parameters.unstacked(config, params, lambda _, leaf: found.append(leaf))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+
+
+def _memory(device: jax.Device) -> int:
+    """Bytes of a GPU's memory, 0 where it does not say: a device that is only compiled for."""
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit", 0)
+    except (NotImplementedError, RuntimeError):
+        return 0

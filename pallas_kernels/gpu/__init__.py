@@ -1,0 +1,6 @@
+"""Kernels for GPUs, lowered through Triton: packed and paged attention."""
+
+from pallas_kernels.gpu.packed import blocks, packed_attention, power_of_two
+from pallas_kernels.gpu.paged import attend_to_pages
+
+__all__ = ["attend_to_pages", "blocks", "packed_attention", "power_of_two"]
