@@ -45,6 +45,12 @@ from notepad_jax.planner import hlo
 from pallas_kernels import Pages
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
+# NVIDIA's compute capability 8.9 (Ada: GeForce 40, L4) in what a kernel must fit.
+ADA = {
+    "major: 9 feature_extension: ACCELERATED_FEATURES": "major: 8 minor: 9",
+    "shared_memory_per_core: 233472": "shared_memory_per_core: 102400",
+    "shared_memory_per_block_optin: 232448": "shared_memory_per_block_optin: 101376",
+}
 PARTS = ("attention", "feed_forward", "token_logprob")  # named scopes; the rest is "other"
 WEIGHT_COPIES = "copies of weights"
 
@@ -204,6 +210,9 @@ def main() -> None:
     parser.add_argument("--plugin", required=True, metavar="DIR", help="where the wheels were put")
     parser.add_argument("--shape", choices=accelerator.SHAPES, default="7b")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument(
+        "--ada", action="store_true", help="for a GPU with 99 KiB of shared memory: does all fit?"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not os.path.isdir(os.path.join(options.plugin, "jax_plugins", "xla_cuda13")):
@@ -211,8 +220,11 @@ def main() -> None:
     sys.path.insert(0, options.plugin)  # jax looks for plugins when it first needs a backend
     jax.config.update("jax_platforms", "cpu")  # or jax looks for the GPU's libraries
     pallas_kernels.use("triton")  # what "auto" takes on a GPU
+    target = H200
+    for large, small in ADA.items() if options.ada else ():
+        target = target.replace(large, small)
     (device,) = topologies.get_topology_desc(
-        "h200", "cuda", target_config=H200, topology="1x1x1"
+        "h200", "cuda", target_config=target, topology="1x1x1"
     ).devices
     shape, rows = accelerator.SHAPES[options.shape], []
     for name in options.programs:

@@ -4,9 +4,8 @@ Three kernels over one block list (`schedule`), lowered through Triton. The forw
 queries' gradient take a block of queries and walk its run of keys; the keys' and values' gradient
 takes a block of keys and walks the queries that see it, of one query head: the heads of a kv head
 are summed afterwards, so that a long prefix, which every tail sees, is many programs' work and not
-one's. Programs of one grid start in order, so the longest come first.
-
-Beside: the TPU kernels (`packed`), which walk the list one entry after the other.
+one's. Programs of one grid start in order, so the longest come first. The TPU kernels (`packed`)
+walk the list one entry after the other.
 """
 
 from __future__ import annotations
@@ -32,10 +31,22 @@ _LN2 = math.log(2)
 
 
 def blocks(head_size: int, dtype: DTypeLike) -> tuple[int, int]:
-    """Returns (queries, keys) per block, as an H100 was fastest with heads of 64 and of 128."""
-    if head_size > 128 or jnp.dtype(dtype).itemsize > 2:
-        return 64, 32  # what fits a processor's shared memory
+    """Returns (queries, keys) per block.
+
+    With those for bfloat16 and heads of 64 and 128 an H100 was fastest. All fit the 99 KiB of
+    shared memory that the smallest processors have, `_stages` blocks at once.
+    """
+    size = jnp.dtype(dtype).itemsize
+    if power_of_two(head_size) * size > 256:
+        return 32, 32
+    if size > 2:
+        return 64, 32
     return (128, 64) if head_size <= 64 else (64, 64)
+
+
+def _stages(width: int, size: int) -> int:
+    """Blocks that are under way at once; `size` of a number, in bytes."""
+    return {1: 3, 2: 2}.get(pl.cdiv(width * size, 128), 1)
 
 
 def packed_attention(
@@ -109,24 +120,23 @@ class _Grid(NamedTuple):
     heads: int
     group: int  # query heads of a kv head
     width: int  # of a head, a power of two
+    stages: int
 
     def rows(self, count: int, *, kv: bool = False) -> pl.BlockSpec:
         """All of [count, heads, H] that is one head's: a query head's, or its kv head's."""
         group = self.group if kv else 1
         return pl.BlockSpec((count, None, self.width), lambda n, _: (0, n // group, 0))
 
-    def block(self, size: int, place: Callable, *, kv: bool = False) -> pl.BlockSpec:
-        """A block of [rows, heads, H]; `place` tells which, of the program's number."""
-        group = self.group if kv else 1
-        return pl.BlockSpec((size, None, self.width), lambda n, i: (place(i), n // group, 0))
+    def block(self, size: int, last: int | None = None, *, kv: bool = False) -> pl.BlockSpec:
+        """A program's block of [rows, heads, H]; with `last` the last block comes first."""
+        group, at = self.group if kv else 1, (lambda i: i if last is None else last - i)
+        return pl.BlockSpec((size, None, self.width), lambda n, i: (at(i), n // group, 0))
 
     def call(self, kernel: Callable, name: str, blocks: int, interpret: bool, **specs: Any) -> Any:
         return pl.pallas_call(
             kernel,
             grid=(self.heads, blocks),
-            compiler_params=triton.CompilerParams(
-                num_warps=4 if self.width <= 128 else 8, num_stages=3 if self.width <= 64 else 2
-            ),
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=self.stages),
             interpret=interpret,
             name=name,
             **specs,
@@ -134,7 +144,8 @@ class _Grid(NamedTuple):
 
 
 def _grid(q: Array, k: Array) -> _Grid:
-    return _Grid(q.shape[1], q.shape[1] // k.shape[1], q.shape[2])
+    _, heads, width = q.shape
+    return _Grid(heads, heads // k.shape[1], width, _stages(width, q.dtype.itemsize))
 
 
 def _whole(x: Array) -> pl.BlockSpec:
@@ -173,9 +184,8 @@ def _forward_kernel(
     first_ref, k_block_ref, q_ref, k_ref, v_ref, *refs, k_size: int, scale: float
 ):  # fmt: skip
     *mask, out_ref, lse_ref = refs
-    block = pl.num_programs(1) - 1 - pl.program_id(1)
-    (q_size, width), q = q_ref.shape, q_ref[...]
-    queries = pl.ds(block * q_size, q_size)
+    (q_size, width), block = q_ref.shape, pl.num_programs(1) - 1 - pl.program_id(1)
+    q, queries = q_ref[...], pl.ds(block * q_size, q_size)
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, acc = state
@@ -196,8 +206,7 @@ def _forward_kernel(
         jnp.zeros(q_size, jnp.float32),
         jnp.zeros((q_size, width), jnp.float32),
     )
-    walked = jax.lax.fori_loop(first_ref[block], first_ref[block + 1], step, start)
-    peak, total, acc = walked
+    peak, total, acc = jax.lax.fori_loop(first_ref[block], first_ref[block + 1], step, start)
     out_ref[...] = (acc / total[:, None]).astype(out_ref.dtype)
     lse_ref[queries] = (peak + jnp.log2(total)) * _LN2
 
@@ -210,7 +219,7 @@ def _forward(
     """Returns attention's (out [T, N, H], lse float32 [N, T]), all rows' tokens behind another."""
     (T, N, _), S, grid, size = q.shape, k.shape[0], _grid(q, k), schedule.q_size
     blocks, runs, mask = T // size, schedule.runs, _mask(schedule)
-    longest_first = grid.block(size, lambda i: blocks - 1 - i)
+    longest_first = grid.block(size, blocks - 1)
     return grid.call(
         functools.partial(_forward_kernel, k_size=schedule.k_size, scale=scale),
         "packed_attention_forward",
@@ -220,8 +229,7 @@ def _forward(
             _whole(runs.of_queries),
             _whole(schedule.k_block),
             longest_first,
-            grid.rows(S, kv=True),
-            grid.rows(S, kv=True),
+            *[grid.rows(S, kv=True)] * 2,
             *map(_whole, mask),
         ],
         out_specs=[longest_first, _numbers(T)],
@@ -293,7 +301,7 @@ def _backward_of_queries(
     """Returns q's gradient; lse (base 2) and delta are float32 [N, T]."""
     T, S, grid, size = q.shape[0], k.shape[0], _grid(q, k), schedule.q_size
     blocks, runs, mask = T // size, schedule.runs, _mask(schedule)
-    longest_first = grid.block(size, lambda i: blocks - 1 - i)
+    longest_first = grid.block(size, blocks - 1)
     return grid.call(
         functools.partial(_queries_kernel, k_size=schedule.k_size, scale=scale),
         "packed_attention_backward_queries",
@@ -303,11 +311,9 @@ def _backward_of_queries(
             _whole(runs.of_queries),
             _whole(schedule.k_block),
             longest_first,
-            grid.rows(S, kv=True),
-            grid.rows(S, kv=True),
+            *[grid.rows(S, kv=True)] * 2,
             longest_first,
-            _numbers(T),
-            _numbers(T),
+            *[_numbers(T)] * 2,
             *map(_whole, mask),
         ],
         out_specs=longest_first,
@@ -322,8 +328,7 @@ def _backward_of_keys(
     """Returns the gradients of k and of v; arguments as of `_backward_of_queries`."""
     (T, N, H), (S, K, _), grid, size = q.shape, k.shape, _grid(q, k), schedule.k_size
     runs, mask = schedule.runs, _mask(schedule)
-    in_place = lambda i: i  # noqa: E731
-    of_keys = grid.block(size, in_place, kv=True)
+    of_keys = grid.block(size, kv=True)
     found = grid.call(
         functools.partial(_keys_kernel, q_size=schedule.q_size, scale=scale),
         "packed_attention_backward_keys",
@@ -333,14 +338,12 @@ def _backward_of_keys(
             _whole(runs.of_keys),
             _whole(runs.q_block),
             grid.rows(T),
-            of_keys,
-            of_keys,
+            *[of_keys] * 2,
             grid.rows(T),
-            _numbers(T),
-            _numbers(T),
+            *[_numbers(T)] * 2,
             *map(_whole, mask),
         ],
-        out_specs=[grid.block(size, in_place)] * 2,
+        out_specs=[grid.block(size)] * 2,
         out_shape=[jax.ShapeDtypeStruct((S, N, H), jnp.float32)] * 2,
     )(runs.of_keys, runs.q_block, q, k, v, d_out, lse, delta, *mask)
     d_k, d_v = (x.reshape(S, K, N // K, H).sum(axis=2).astype(k.dtype) for x in found)

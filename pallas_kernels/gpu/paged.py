@@ -8,6 +8,7 @@ softmaxes are merged by their logsumexps, as the caller merges private and share
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,13 @@ from pallas_kernels.gpu.packed import power_of_two
 from pallas_kernels.pages import Pages
 from pallas_kernels.tiles import HIDDEN, LOG2E, dot
 
-_LN2 = 0.6931471805599453
-_KEYS = 128  # cached tokens that a program meets at once
-_QUERIES = 64  # of a kv head, that a program serves
-_WARPS, _STAGES = 4, 3
+_LN2 = math.log(2)
+# A program meets so many bytes of keys at once, and of values: two blocks of each under way, beside
+# the queries, fit the 99 KiB of shared memory that the smallest processors have.
+_BLOCK = 2**14
+_QUERIES = 64, 2**15  # of a kv head, that a program serves: at most so many, and so many bytes
 _PROGRAMS = 512  # a few for each of a GPU's some hundred processors
+_PART = 256  # tokens: below that a context is not cut
 
 
 def attend_to_pages(
@@ -45,14 +48,17 @@ def attend_to_pages(
     if not P:
         return jnp.zeros(q_RMNH.shape, jnp.float32), jnp.full((R, M, N), HIDDEN, jnp.float32)
     group = N // K
-    queries = min(power_of_two(M * group), _QUERIES)
+    dtype = q_RMNH.dtype
+    if pages.scales is None:
+        dtype = jnp.promote_types(dtype, pages.data.dtype)
+    row_bytes = C * jnp.dtype(dtype).itemsize
+    queries = min(power_of_two(M * group), _QUERIES[0], _QUERIES[1] // row_bytes)
     blocks = pl.cdiv(M * group, queries)
-    splits = min(max(1, _PROGRAMS // (R * K * blocks)), pl.cdiv(P * Z, 2 * _KEYS))
+    splits = min(max(1, _PROGRAMS // (R * K * blocks)), pl.cdiv(P * Z, _PART))
     # All queries of a kv head are one matrix: [R, K, M * G, H].
     q = q_RMNH.reshape(R, M, K, group, H).transpose(0, 2, 1, 3, 4).reshape(R, K, M * group, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, blocks * queries - M * group), (0, C - H)))
-    if pages.scales is None:
-        q = q.astype(jnp.promote_types(q.dtype, pages.data.dtype))
+    q = q.astype(dtype)
     windows, window_specs = [], []
     if first_RM is not None:
         first = jnp.repeat(first_RM, group, axis=1).astype(jnp.int32)
@@ -72,6 +78,7 @@ def attend_to_pages(
             heads=K,
             page=Z,
             splits=splits,
+            size=max(16, _BLOCK // row_bytes),
             scale=H**-0.5,
             windowed=first_RM is not None,
         ),  # fmt: skip
@@ -97,7 +104,7 @@ def attend_to_pages(
             jax.ShapeDtypeStruct((splits, *q.shape), jnp.float32),
             jax.ShapeDtypeStruct((splits, *q.shape[:3]), jnp.float32),
         ],
-        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="paged_attention",
     )(row_number, table_RP, lens_R.astype(jnp.int32), q, *windows, *cached)
@@ -117,7 +124,7 @@ def attend_to_pages(
 
 def _kernel(
     row_number_ref, table_ref, lens_ref, q_ref, *refs,
-    blocks: int, heads: int, page: int, splits: int, scale: float, windowed: bool,
+    blocks: int, heads: int, page: int, splits: int, size: int, scale: float, windowed: bool,
 ):  # fmt: skip
     first_refs, refs = refs[:windowed], refs[windowed:]
     data_ref, *scales_ref, out_ref, lse_ref = refs
@@ -126,10 +133,10 @@ def _kernel(
     begin = 0
     first = first_refs[0][...] if windowed else None
     if windowed:
-        begin = jnp.maximum(jnp.min(first), 0) // _KEYS
-    share = pl.cdiv(pl.cdiv(length, _KEYS) - begin, splits)
+        begin = jnp.maximum(jnp.min(first), 0) // size
+    share = pl.cdiv(pl.cdiv(length, size) - begin, splits)
     begin = begin + split * share
-    end = jnp.minimum(begin + share, pl.cdiv(length, _KEYS))
+    end = jnp.minimum(begin + share, pl.cdiv(length, size))
 
     def cached(place: Array, kind: int, written: Array) -> Array:
         """Keys or values [tokens, H] in q's dtype, zeros where nothing was written."""
@@ -142,7 +149,7 @@ def _kernel(
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, acc = state
-        at = i * _KEYS + jnp.arange(_KEYS, dtype=jnp.int32)
+        at = i * size + jnp.arange(size, dtype=jnp.int32)
         written = at < length
         pages = table_ref[jnp.minimum(at // page, table_ref.shape[0] - 1)]
         place = ((row_number_ref[0] + pages) * (2 * heads) + head) * page + at % page
