@@ -174,6 +174,7 @@ def to_read(
     """
     wanted = settings or builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.engines_mesh(config.engine).devices.flat[0]
+    _check_kernels(config, device)
     stored = builders.widened(words.config, device.platform) or words.stored
     held = of_engines(words.config, config.engine, wanted, stored, words.adapters, others)
     return _with_pages(config, wanted, held, see(device), say, words)
@@ -186,11 +187,24 @@ def to_train(
     """As `to_read`, for a run that learns, whose `config` has its rows settled (`sizes`)."""
     wanted = builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.trainers_mesh(config).devices.flat[0]
+    _check_kernels(config, device)
     stored = builders.widened(words.config, device.platform) or words.stored
     policy = planned_policy.PlannedPolicy(str(words.folder), "", words.config, stored, template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), policy)
     held = of_training(config, made, wanted)
     return _with_pages(config, wanted, held, see(device), say, words)
+
+
+def _check_kernels(config: Config, device: jax.Device) -> None:
+    """Raises ValueError for kernels that are compiled for another kind of device."""
+    made_for = {"pallas": "tpu", "triton": "gpu"}.get(config.kernels, device.platform)
+    if made_for != device.platform:
+        instead = {"pallas": "interpret", "triton": "triton-interpret"}[config.kernels]
+        raise ValueError(
+            f"kernels={config.kernels} are compiled for a {made_for.upper()}, and this is a "
+            f"{device.platform.upper()}; leave kernels=auto, or check them with kernels={instead}, "
+            f"which is slow"
+        )
 
 
 def least_pages(settings: EngineSettings) -> int:
