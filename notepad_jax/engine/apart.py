@@ -9,6 +9,7 @@ program without a loop over layers takes thrice the time to compile. Above: `exe
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -31,27 +32,33 @@ class Placed(NamedTuple):
 
 
 class Apart:
-    """The matrices of one engine's policy: what the next policy has of it is not copied again."""
+    """The matrices of one engine's policy; those that a policy has of the one before are the same.
+
+    Nothing is held by this: what an engine gives back between rollouts is free.
+    """
 
     def __init__(self, config: PolicyConfig, mesh: Mesh):
         self._config, self._mesh = config, mesh
-        self._made: dict[str, tuple[Any, Unstacked]] = {}  # by name: of which stack, apart
+        self._made: dict[str, tuple[weakref.ref[Any], weakref.ref[Unstacked]]] = {}  # of a stack
 
     def of(self, params: Params) -> Placed:
         """Returns `params`, arrays or abstract ones, as launches run fastest."""
         if not wanted(params, self._mesh):
             return Placed(params, params)
-        before, self._made = self._made, {}
-
-        def one(name: str, leaf: Any) -> Unstacked:
-            stack, own = before.get(name, (None, None))
-            if own is None or not place.same(stack, leaf):
-                own = Unstacked(tuple(place.entries(leaf)))
-            self._made[name] = leaf, own
-            return own
-
-        apart = parameters.unstacked(self._config, params, one)
+        apart = parameters.unstacked(self._config, params, self._one)
         return Placed(apart if _shared(self._mesh) else params, apart)
+
+    def _one(self, name: str, leaf: Any) -> Unstacked:
+        stack, own = (alive() for alive in self._made.get(name, (_nothing, _nothing)))
+        if stack is None or own is None or not place.same(stack, leaf):
+            own = Unstacked(tuple(place.entries(leaf)))
+            if isinstance(leaf, jax.Array):
+                self._made[name] = weakref.ref(leaf), weakref.ref(own)
+        return own
+
+
+def _nothing() -> None:
+    """Of a stack that was never seen."""
 
 
 def wanted(params: Params, mesh: Mesh) -> bool:

@@ -107,8 +107,8 @@ def entries(leaf: Any) -> list[Any]:
 
 
 def same(one: jax.Array, other: Any) -> bool:
-    """Whether two arrays on one device each, both alive, are the same memory."""
-    if isinstance(other, jax.ShapeDtypeStruct) or one.shape != other.shape:
+    """Whether two arrays on one device each are the same memory; what was deleted is nothing."""
+    if not isinstance(other, jax.Array) or one.is_deleted() or one.shape != other.shape:
         return False
     return one.unsafe_buffer_pointer() == other.unsafe_buffer_pointer()
 

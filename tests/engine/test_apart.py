@@ -1,6 +1,8 @@
 """Matrices of layers that lie apart: when, of what, and what they cost."""
 
+import gc
 import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -70,3 +72,20 @@ def test_what_two_policies_share_is_taken_apart_once():
     assert second["gate"] is first["gate"]
     assert second["up"] is not first["up"]
     np.testing.assert_array_equal(second["up"].layers[2], other["up"][2])
+
+
+def test_what_an_engine_gives_back_is_free():
+    engine, params = Apart(tiny.CONFIG, mesh.one()), tiny.params()
+    placed = engine.of(params)
+    stack, own = (weakref.ref(x["layers"]["gate"]) for x in (params, placed.decode))
+    del params, placed
+    gc.collect()
+    assert stack() is None and own() is None
+    assert isinstance(engine.of(tiny.params()).decode["layers"]["gate"], Unstacked)
+
+
+def test_a_stack_that_was_deleted_is_nobodys_memory():
+    engine, params = Apart(tiny.CONFIG, mesh.one()), tiny.params()
+    held = engine.of(params).decode["layers"]["gate"]
+    params["layers"]["gate"].delete()
+    assert engine.of(tiny.params()).decode["layers"]["gate"] is not held
