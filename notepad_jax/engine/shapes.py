@@ -6,7 +6,9 @@ unit of prefill is one packed row (several prefixes one after the other, or many
 one prefix), page tables have one width since attention only walks the pages that are full,
 and tokens are sampled in blocks, as many as there are. What is left are a few row widths, and
 a few decode batches: a power of four of slots, or all, in rows of 1, 4 or 8 that share a prefix
-(each more shape is seconds of compiling, and an idle slot costs little).
+(each more shape is seconds of compiling, and an idle slot costs little; on GPUs each is ten
+seconds and an idle slot next to nothing, so there are all slots, a sixteenth, and so on, in rows
+of 1 or 8).
 
 `cover` chooses the widths for the rows of a round, `decode_shape` a decode batch: by what
 they cost. Above: `layout` fills them, `executor.compile_ahead` compiles exactly these.
@@ -18,10 +20,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import pallas_kernels
 from notepad_jax.engine.settings import EngineSettings
 
 OVERHEAD = 48  # what a launch costs before it computes anything, in tokens (CPU: 24 to 150)
-MEMBERS = (1, 4, 8)  # slots of a row that read a shared prefix together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +92,20 @@ def _parts(longest: int) -> list[int]:
     return parts
 
 
-@functools.cache
 def decode_shapes(settings: EngineSettings) -> tuple[Decode, ...]:
-    most = 1 << (settings.slots - 1).bit_length()
-    sizes = [4**k for k in range(settings.slots.bit_length()) if 4**k < most] + [most]
-    return tuple(Decode(slots, slots // m, m) for slots in sizes for m in MEMBERS if m <= slots)
+    """The decode batches, ascending; the last ones have all slots."""
+    return _decode_shapes(settings.slots, pallas_kernels.on_gpu())
+
+
+@functools.cache
+def _decode_shapes(wanted: int, on_gpu: bool) -> tuple[Decode, ...]:
+    most = 1 << (wanted - 1).bit_length()
+    if on_gpu:
+        sizes, together = [most >> k for k in (12, 8, 4, 0) if most >> k], (1, 8)
+    else:
+        sizes = [4**k for k in range(wanted.bit_length()) if 4**k < most] + [most]
+        together = (1, 4, 8)  # slots of a row that read a shared prefix
+    return tuple(Decode(slots, slots // m, m) for slots in sizes for m in together if m <= slots)
 
 
 def shapes(settings: EngineSettings) -> tuple[Shape, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
+import pallas_kernels
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.scheduler import Scheduler
 from notepad_jax.engine.service import EngineService
@@ -103,6 +104,18 @@ def test_a_batch_is_as_large_as_what_runs():
     assert shapes.decode_shape(RULER, (8, 8)) == shapes.Decode(16, 2, 8)
     assert shapes.decode_shape(RULER, (1,) * 8) == shapes.Decode(16, 16, 1)
     assert shapes.decode_shape(RULER, (4,) * 8) == shapes.Decode(32, 8, 4)
+
+
+def test_gpus_have_fewer_decode_batches():
+    """Each takes ten seconds to compile, and idle slots next to nothing."""
+    made = [dataclasses.replace(RULER, slots=slots) for slots in (1, 8, 500)]
+    with pallas_kernels.using("triton"):
+        found = [[(s.slots, s.members) for s in shapes.decode_shapes(one)] for one in made]
+        alone = shapes.decode_shape(made[2], (1,) * 40)
+    few = [(2, 1), (32, 1), (32, 8), (512, 1), (512, 8)]
+    assert found == [[(1, 1)], [(8, 1), (8, 8)], few]
+    assert alone == shapes.Decode(512, 64, 8)
+    assert len(shapes.decode_shapes(made[2])) == 15  # elsewhere
 
 
 @pytest.mark.parametrize("seed", range(20))
