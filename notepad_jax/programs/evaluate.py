@@ -307,7 +307,8 @@ def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]
     commands = []
     if not eval_jobs.is_file(config.evaluate.suite):  # a file has the lengths that it has
         longest = max(result.length for result in results)
-        lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))
+        named = config.evaluate.lengths or config.evaluate.usual_lengths
+        lengths = ",".join((*named, format_length(4 * longest).lower()))
         longer = "read longer documents too; what was read is kept"
         commands.append(Next(longer, f"{again} --lengths {lengths}"))
     if any(result.failed for result in results):
