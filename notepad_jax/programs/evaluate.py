@@ -172,12 +172,14 @@ def _progress(
     job: EvalJob, label: str, several: bool, screen: Screen
 ) -> Iterator[Callable[[EvalProgress], None]]:
     name = f"{label} {job.method}" if several else label
-    bar = screen.bar(f"{name} {format_length(job.length)}", job.turns, "turns")
+    bar = screen.bar(f"{name} {format_length(job.length)}", len(job.items) * job.turns, "turns")
     before = 0
 
     def on_progress(progress: EvalProgress) -> None:
         nonlocal before
         shown = {"right": f"{progress.correct:.0f}/{progress.done}"} if progress.done else {}
+        left = (progress.total - progress.done) * job.turns
+        bar.expect(max(progress.turns, progress.ended + left))
         bar.advance(progress.turns - before, **shown)
         before = progress.turns
 
