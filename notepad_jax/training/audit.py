@@ -90,7 +90,7 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
     with Trace(folder / archive.FILE) as trace:
         found = list(_turns(trace, step))
     if not found:
-        of = f"step {step}" if step else "any step"
+        of = "any step" if step is None else f"step {step}"
         raise ValueError(
             f"{folder} has no turns of {of}, token by token; rollout.archive_turns says of how "
             f"many groups a run keeps them"
