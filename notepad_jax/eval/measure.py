@@ -106,6 +106,7 @@ class EvalProgress:
     done: int  # readings
     total: int  # readings
     correct: float  # sum over finished readings
+    ended: int = 0  # of `turns`, those of finished readings
 
 
 async def measure(
@@ -133,7 +134,7 @@ async def measure(
 
     def turned() -> None:
         nonlocal now
-        now = EvalProgress(now.turns + 1, now.done, now.total, now.correct)
+        now = dataclasses.replace(now, turns=now.turns + 1)
         on_progress(now)
 
     def watch(index: int) -> _Course:
@@ -154,7 +155,10 @@ async def measure(
             on_failure(end.failure)
         result = course.result(end)
         on_result(result)
-        now = dataclasses.replace(now, done=now.done + 1, correct=now.correct + result.correct)
+        now = dataclasses.replace(
+            now, done=now.done + 1, correct=now.correct + result.correct,
+            ended=now.ended + result.turns,
+        )  # fmt: skip
         on_progress(now)
         return result
 

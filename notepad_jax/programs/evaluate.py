@@ -172,12 +172,14 @@ def _progress(
     job: EvalJob, label: str, several: bool, screen: Screen
 ) -> Iterator[Callable[[EvalProgress], None]]:
     name = f"{label} {job.method}" if several else label
-    bar = screen.bar(f"{name} {format_length(job.length)}", job.turns, "turns")
+    bar = screen.bar(f"{name} {format_length(job.length)}", len(job.items) * job.turns, "turns")
     before = 0
 
     def on_progress(progress: EvalProgress) -> None:
         nonlocal before
         shown = {"right": f"{progress.correct:.0f}/{progress.done}"} if progress.done else {}
+        left = (progress.total - progress.done) * job.turns
+        bar.expect(max(progress.turns, progress.ended + left))
         bar.advance(progress.turns - before, **shown)
         before = progress.turns
 
@@ -307,7 +309,8 @@ def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]
     commands = []
     if not eval_jobs.is_file(config.evaluate.suite):  # a file has the lengths that it has
         longest = max(result.length for result in results)
-        lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))
+        named = config.evaluate.lengths or config.evaluate.usual_lengths
+        lengths = ",".join((*named, format_length(4 * longest).lower()))
         longer = "read longer documents too; what was read is kept"
         commands.append(Next(longer, f"{again} --lengths {lengths}"))
     if any(result.failed for result in results):

@@ -51,8 +51,9 @@ class EvalJob:
 
     @property
     def turns(self) -> int:
+        """Those of a reading, about: a file's documents may be shorter than it says."""
         chunks = -(-self.length // self.rules.chunk_size) if self.method == methods.NOTEPAD else 0
-        return len(self.items) * (chunks + 1)
+        return chunks + 1
 
 
 def tasks_of_length(config: Config, length: int) -> list[Task]:

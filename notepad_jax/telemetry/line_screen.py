@@ -68,7 +68,7 @@ class _LineBar:
         self._screen, self._label, self._total, self._unit = screen, label, total, unit
         self._done, self._shown = 0, ""
         self._began = self._last = screen.clock()
-        self._printed: tuple[int, str] | None = None
+        self._printed: tuple[int, int | None, str] | None = None
         with screen.alone:
             screen.open.append(self)
 
@@ -79,6 +79,10 @@ class _LineBar:
             self._shown = show_all(shown) or self._shown
             self.look()
 
+    def expect(self, total: int) -> None:
+        with self._screen.alone:
+            self._total = total
+
     def look(self) -> None:
         """Prints a line if it is time for one."""
         if self._screen.clock() - self._last >= self._screen.every:
@@ -88,11 +92,12 @@ class _LineBar:
         with self._screen.alone:
             if self in self._screen.open:
                 self._screen.open.remove(self)
-            if self._printed != (self._done, self._shown):
+            if self._printed != (self._done, self._total, self._shown):
                 self._print()
 
     def _print(self, rate: str = "") -> None:
-        self._last, self._printed = self._screen.clock(), (self._done, self._shown)
+        self._last = self._screen.clock()
+        self._printed = (self._done, self._total, self._shown)
         total = "" if self._total is None else f"/{self._total:,}"
         unit = f" {self._unit}" if self._unit else ""
         seconds = f"{self._last - self._began:.1f} s"

@@ -26,6 +26,9 @@ class Bar(Protocol):
     def advance(self, amount: int = 1, **shown: Value) -> None:
         """Moves on; `shown` are numbers to print beside the bar."""
 
+    def expect(self, total: int) -> None:
+        """The activity turns out to have another number of steps; shown as it moves on."""
+
     def finish(self) -> None:
         """Ends the activity; its bar stays as it is."""
 
@@ -108,6 +111,9 @@ class SilentScreen:
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
         waiting.look()
+
+    def expect(self, total: int) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -79,13 +79,18 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
 
     Raises ValueError for a folder that is no training run's, and where no turn can be looked at.
     """
+    if folder.is_dir() and not (folder / archive.FILE).exists():
+        raise ValueError(
+            f"{folder} has no {archive.FILE}: it is no training run's, or no reading was kept yet "
+            "(none is with rollout.archive=0); name the folder of a training run, runs/NAME"
+        )
     config = _config(folder)
     process.prepared(config)
     kept = steps_in(place_of(folder, config.checkpoint.folder))
     with Trace(folder / archive.FILE) as trace:
         found = list(_turns(trace, step))
     if not found:
-        of = f"step {step}" if step else "any step"
+        of = "any step" if step is None else f"step {step}"
         raise ValueError(
             f"{folder} has no turns of {of}, token by token; rollout.archive_turns says of how "
             f"many groups a run keeps them"

@@ -190,6 +190,13 @@ def test_everything_a_run_promises_is_there(tmp_path):
     assert "100.0%" in evaluate.text(outcome)
 
 
+def test_going_on_with_longer_documents_reports_the_usual_lengths_too(tmp_path):
+    usual = ("--config.evaluate.lengths=", "--config.evaluate.usual_lengths=1k,2k")
+    config = config_of("--config.evaluate.tasks=vt", *usual)
+    page = run(config, subject(silence), tmp_path / "run").report.read_text()
+    assert "notepad-jax eval --name run --resume --lengths 1k,2k,8k" in page
+
+
 def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
     run(config_of("--config.evaluate.tasks=vt"), subject(silence), tmp_path)
     other = config_of("--config.evaluate.tasks=vt", "--config.reading.max_memory=64")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 
 import pyarrow
@@ -15,6 +16,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.setup import configuration
+from notepad_jax.telemetry.line_screen import LineScreen
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
@@ -61,10 +63,10 @@ class Heard(SilentScreen):
     warn = say
 
 
-def run(path, folder, say, *words):
-    screen = Heard()
+def run(path, folder, say, *words, screen=None):
+    screen = screen or Heard()
     config = configuration.load("ruler", [f"--config.evaluate.suite={path}", *words])
-    return evaluate.run(config, subject(say), folder, screen), screen.said
+    return evaluate.run(config, subject(say), folder, screen), getattr(screen, "said", [])
 
 
 def by_hand(path):
@@ -91,6 +93,21 @@ def test_twenty_rows_by_hand_are_twenty_answers_without_any_option(tmp_path):
     assert any("20 rows of" in line and "questions by length" in line for line in said)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert sum(summary["n"] for summary in report["by_length"]) == QUESTIONS
+
+
+def test_the_turns_that_are_counted_are_those_that_were_made(tmp_path):
+    """However long a file says that its documents are, and whatever ends a reading."""
+    rows = [{"document": "word " * 30 * k, "question": "q", "answers": ["a"], "length": 4096}
+            for k in range(1, 5)]  # fmt: skip
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    screen = LineScreen(io.StringIO())
+    made, _ = run(
+        path, tmp_path / "run", lambda asked: "\\boxed{a}", "--config.evaluate.chunk_size=64",
+        screen=screen,
+    )  # fmt: skip
+    (summary,) = made.by_length
+    assert 4 < summary.turns < 20
+    assert f"eval 4K: {summary.turns}/{summary.turns} turns" in screen._stream.getvalue()
 
 
 def test_a_published_evaluation_file_needs_nothing_but_its_name_and_failures_are_wrong(tmp_path):

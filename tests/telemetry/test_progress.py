@@ -112,6 +112,29 @@ def test_the_end_is_told_once_with_what_came_last():
     assert stream.getvalue() == "reading 8K: 3/3 turns  0.0 s  right 2/3\n"
 
 
+def test_a_total_may_turn_out_to_be_another():
+    stream = io.StringIO()
+    bar = LineScreen(stream, every=0.0, clock=Clock()).bar("reading 8K", 64, "turns")
+    bar.advance(3)
+    bar.expect(3)
+    bar.finish()
+    assert stream.getvalue().splitlines() == [
+        "reading 8K: 3/64 turns  0.0 s",
+        "reading 8K: 3/3 turns  0.0 s",
+    ]
+
+
+def test_a_terminal_goes_on_where_there_is_more_than_was_thought(monkeypatch):
+    screen, stream = on_a_terminal(monkeypatch)
+    bar = screen.bar("reading 8K", 2, "turns")
+    bar.advance(2)
+    assert screen._bars.tasks[0].finished
+    bar.expect(5)
+    assert not screen._bars.tasks[0].finished
+    bar.finish()
+    assert "2/5" in stream.getvalue()
+
+
 def test_an_activity_that_ends_early_says_where():
     stream = io.StringIO()
     bar = LineScreen(stream, clock=Clock()).bar("chunks", None)

@@ -63,7 +63,10 @@ def test_what_cannot_be_looked_at_is_said_in_a_line(whole, tmp_path):
         return str(refusal.value)
 
     assert "has no turns of step 7, token by token" in refused(whole, 7)
-    assert "config.json cannot be read" in refused(tmp_path)
+    assert "has no turns of step 0, token by token" in refused(whole, 0)
+    assert "config.json cannot be read" in refused(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")  # as of an evaluation, which has other keys
+    assert "has no trajectories.jsonl: it is no training run's" in refused(tmp_path)
 
 
 def test_versions_without_a_checkpoint_are_named(uninterrupted):
