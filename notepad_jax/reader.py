@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,9 @@ class Reader:
         has the question behind the chunk, each chunk is prefilled once for all of them. Arguments
         and errors are those of `read`.
         """
-        questions = questions if isinstance(questions, str) else list(questions)
-        if isinstance(questions, str) or not all(isinstance(one, str) for one in questions):
+        single = isinstance(questions, str) or not isinstance(questions, Iterable)
+        questions = [] if single else list(questions)
+        if single or not all(isinstance(one, str) for one in questions):
             raise ValueError("questions are a list of texts; for a single one there is read")
         given, where = self._given(document, trace)
         return self._loop.run(
@@ -161,7 +162,7 @@ class Reader:
             trace = settings.path_of(trace, "the file of a trace")
         if isinstance(document, str | os.PathLike):
             document = file_document.FileDocument(_path(document))
-        elif not isinstance(document, Document):
+        elif isinstance(document, type) or not isinstance(document, Document):
             raise ValueError(
                 f"a document is a path, or has a method pieces() that yields its text; this is of "
                 f"type {type(document).__name__}; for a text give notepad_jax.TextDocument(text)"

@@ -128,7 +128,16 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what `work` returns, or raises what it raises; the caller waits."""
+        """Returns what `work` returns, or raises what it raises; the caller waits.
+
+        RuntimeError in the loop's own thread, which would wait for itself forever.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "what is called in a thread cannot wait there for other work of the same thread "
+                "(of the same reader): wait elsewhere, or afterwards"
+            )
         ended = threading.Event()
         begun = self._begin(work, lambda _: ended.set())
         try:

@@ -44,6 +44,16 @@ class Counted:
             self.closed += 1
 
 
+class Given:
+    """A document of a user's class."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def pieces(self):
+        return self.given
+
+
 @pytest.fixture
 def subject(monkeypatch):
     """Readers are over a fake; returns what counts, and holds the completer of your choice."""
@@ -95,6 +105,12 @@ def test_questions_may_come_out_of_a_generator(subject):
     with reader() as one:
         found = one.read_all(nj.TextDocument(STORY), (f"who {word} ?" for word in ("is", "says")))
     assert [answer.answer for answer in found] == ["bob"] * 2
+
+
+@pytest.mark.parametrize("questions", ["who ?", None, 5, [5]])
+def test_questions_are_texts(subject, questions):
+    with reader() as one, pytest.raises(ValueError, match="questions are a list of texts"):
+        one.read_all(nj.TextDocument(STORY), questions)
 
 
 def test_a_trace_that_cannot_be_written_is_known_before_anything_is_read(subject, tmp_path):
@@ -189,7 +205,11 @@ def test_a_reader_that_nobody_holds_lets_its_engine_go(subject):
         (nj.TextDocument(STORY), None, ValueError, "a question is a text, .* of type NoneType"),
         (nj.TextDocument(""), "who ?", CannotRead, "the document is empty"),
         (nj.TextDocument(STORY), " ", ValueError, "the question is empty"),
+        (nj.TextDocument(STORY), "\n \n", ValueError, "the question is empty"),
         (nj.TextDocument(STORY), "who ? " * 9, ValueError, "18 tokens and the limit is 8"),
+        (nj.TextDocument, "who ?", ValueError, "this is of type type; for a text"),
+        (Given(None), "who ?", ValueError, "yields its text, and this returned None"),
+        (Given([STORY, 5]), "who ?", ValueError, "yields texts, and this yielded 5"),
         (5, "who ?", ValueError, "this is of type int; for a text give notepad_jax.TextDocument"),
     ],
 )

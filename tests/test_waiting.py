@@ -90,6 +90,21 @@ def test_a_run_that_stops_itself_is_a_stop_here_and_the_loop_goes_on():
     loop.close()  # once more does nothing
 
 
+def test_a_loop_does_not_wait_for_itself():
+    async def answer():
+        return 1
+
+    with waiting.Loop() as loop:
+
+        async def asks():
+            return loop.run(answer())
+
+        future = loop.begun(asks())
+        with pytest.raises(RuntimeError, match="cannot wait there for other work"):
+            future.result(timeout=60)
+        assert loop.run(answer()) == 1
+
+
 def test_what_runs_when_a_loop_closes_is_cancelled():
     ended = []
 

@@ -104,7 +104,7 @@ def under_way(subject: Subject, rules: Rules, trace: Path | None) -> OpenTrace:
 def encoded(subject: Subject, rules: Rules, question: str) -> Tokens:
     """Returns the question's ids; ValueError for one that is empty or too long."""
     asked = memory_agent.encode_question(subject.tokenizer, question, rules.max_question)
-    if not len(asked):
+    if not question.strip() or not len(asked):
         raise ValueError(NO_QUESTION)
     return asked
 

@@ -19,7 +19,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import BinaryIO
 
@@ -263,7 +263,18 @@ def _not_the_end(failure: BaseException) -> BaseException:
 
 def _encoded(tokenizer: Tokenizer, document: Document) -> Iterator[Tokens]:
     """A document is opened when its first chunk is asked for, and fails no earlier."""
-    yield from tokenizer.encode_pieces(document.pieces())
+    yield from tokenizer.encode_pieces(_texts(document))
+
+
+def _texts(document: Document) -> Iterator[str]:
+    """Yields the pieces of a document, which may be of a user's class; ValueError for no text."""
+    pieces = document.pieces()
+    if not isinstance(pieces, Iterable):
+        raise ValueError(f"a document's pieces() yields its text, and this returned {pieces!r:.40}")
+    for piece in pieces:
+        if not isinstance(piece, str):
+            raise ValueError(f"a document's pieces() yields texts, and this yielded {piece!r:.40}")
+        yield piece
 
 
 def sentence_pieces(tokenizer: Tokenizer, chunk_ends: str) -> Pieces | None:

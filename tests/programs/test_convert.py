@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import tiny
 from safetensors.numpy import load_file
 
 from notepad_jax import cli, keys
-from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf import folder_swap, huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.restore import load_params
 from notepad_jax.checkpoint.steps import write
@@ -275,6 +276,13 @@ def test_control_characters_of_files_never_reach_the_terminal(published, tmp_pat
     (tmp_path / "p\x1b[2J").mkdir()
     assert cli.main(["import-hf", str(tmp_path / "p\x1b[2J"), str(tmp_path / "out")]) == 1
     assert "p\ufffd[2J/config.json is missing" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_named_in_numbers_that_tell(tmp_path, monkeypatch):
+    free = types.SimpleNamespace(free=204_800)
+    monkeypatch.setattr(folder_swap.shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(StoreProblem, match=r"full: it needs 0\.9 MB and 0\.2 MB are free"):
+        convert.import_hf(str(STARTER), tmp_path / "mine", SCREEN)
 
 
 def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatch):

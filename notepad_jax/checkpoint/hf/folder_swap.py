@@ -94,7 +94,7 @@ def _says(config: Path, key: str) -> bool:
 
 
 def _full(folder: Path, needed: int, free: int) -> str:
-    needs = f"needs {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free"
+    needs = f"needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
     return f"{folder}: the disk is full: it {needs}; nothing was written"
 
 
