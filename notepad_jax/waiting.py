@@ -135,8 +135,8 @@ class Loop:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
-                "what is called in a thread cannot wait there for other work of the same thread "
-                "(of the same reader): wait elsewhere, or afterwards"
+                "what runs in this thread (a reader's on_progress, a document's pieces) cannot "
+                "wait for the same reader: read with another one, or afterwards"
             )
         ended = threading.Event()
         begun = self._begin(work, lambda _: ended.set())

@@ -100,7 +100,7 @@ def test_a_loop_does_not_wait_for_itself():
             return loop.run(answer())
 
         future = loop.begun(asks())
-        with pytest.raises(RuntimeError, match="cannot wait there for other work"):
+        with pytest.raises(RuntimeError, match="cannot wait for the same reader"):
             future.result(timeout=60)
         assert loop.run(answer()) == 1
 
