@@ -11,6 +11,7 @@ import pytest
 import tiny
 import tiny_bpe
 
+from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
 from notepad_jax.programs import evaluate, subjects
@@ -279,6 +280,15 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="begin a run of another name"):
         run(config_of("--config.evaluate.tasks=vt", "--config.seed=5"), subject(silence), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_no_training_goes_on_with_an_evaluation(tmp_path, monkeypatch, capsys):
+    run(config_of("--config.evaluate.tasks=vt"), subject(silence), tmp_path / "runs" / "x")
+    monkeypatch.chdir(tmp_path)
+    for command in ("train", "quickstart"):
+        assert cli.main([command, "--name", "x", "--resume"]) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "an evaluation's, which `eval --name x --resume` goes on with" in said
 
 
 def test_a_disk_that_fills_up_loses_no_reading_and_the_report_is_the_same(tmp_path):
