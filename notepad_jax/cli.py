@@ -25,7 +25,6 @@ from typing import Any
 
 from notepad_jax import keys
 from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, build_parser, named
-from notepad_jax.eval.readings import READINGS
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
@@ -201,11 +200,6 @@ def opened_folder(
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
     if arguments.resume and hasattr(arguments, "step"):  # of those that train
-        if (folder / READINGS).exists():
-            raise ValueError(
-                f"{folder} is an evaluation's, which `eval --name {name} --resume` goes on with; "
-                "train under another --name"
-            )
         elsewhere = checkpoint_folder(arguments, overrides)
         hosts.broadcast(lambda: record.bring_back(folder, elsewhere))
     if named or arguments.resume:

@@ -16,6 +16,7 @@ from jaxtyping import Array
 LANES = 128
 HIDDEN = -1e30  # the score of what must not count: finite, so that differences stay finite
 LOG2E = math.log2(math.e)
+LN2 = math.log(2)
 
 
 def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

@@ -10,6 +10,7 @@ program without a loop over layers takes thrice the time to compile. Above: `exe
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Unstacked
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import place
+from notepad_jax.parallel.mesh import memory_stats
 
 SHARE = 1 / 5  # of a GPU's memory, that the weights' second copy may take: 7B in bfloat16 of 80 GB
 
@@ -68,8 +70,7 @@ def wanted(params: Params, mesh: Mesh) -> bool:
     device = mesh.devices.flat[0]
     if device.platform != "gpu":
         return _shared(mesh)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return size <= SHARE * _memory(device)
+    return _bytes(jax.tree.leaves(params)) <= SHARE * memory_stats(device).get("bytes_limit", 0)
 
 
 def _shared(mesh: Mesh) -> bool:
@@ -83,12 +84,8 @@ def copied_bytes(config: PolicyConfig, params: Params, mesh: Mesh) -> int:
         return 0
     found: list[Any] = []
     parameters.unstacked(config, params, lambda _, leaf: found.append(leaf))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+    return _bytes(found)
 
 
-def _memory(device: jax.Device) -> int:
-    """Bytes of a GPU's memory, 0 where it does not say: a device that is only compiled for."""
-    try:
-        return (device.memory_stats() or {}).get("bytes_limit", 0)
-    except (NotImplementedError, RuntimeError):
-        return 0
+def _bytes(leaves: Sequence[Any]) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -40,6 +40,14 @@ def one() -> Mesh:
     return make(1, jax.local_devices()[:1])
 
 
+def memory_stats(device: jax.Device) -> dict[str, int]:
+    """What a device says of its memory, in bytes; {} where it does not: one only compiled for."""
+    try:
+        return device.memory_stats() or {}
+    except (NotImplementedError, RuntimeError):  # jax raises the second for what it has not
+        return {}
+
+
 def row(mesh: Mesh, number: int) -> Mesh:
     """The mesh (1, tensor) of a row's devices."""
     return Mesh(mesh.devices[number : number + 1], AXES)

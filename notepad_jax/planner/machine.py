@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import jax
 
+from notepad_jax.parallel.mesh import memory_stats
 from notepad_jax.setup import builders
 
 
@@ -27,10 +28,7 @@ def look(device: jax.Device) -> MachineMemory | None:
     """Returns a device's memory; None where it does not say (one that is only compiled for)."""
     if device.platform == builders.CPU:
         return of_machine()
-    try:
-        found = device.memory_stats() or {}
-    except (NotImplementedError, RuntimeError):  # jax raises the second for what it has not
-        return None
+    found = memory_stats(device)
     if "bytes_limit" not in found:
         return None
     return MachineMemory(found["bytes_limit"], found["bytes_limit"] - found.get("bytes_in_use", 0))

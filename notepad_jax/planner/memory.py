@@ -195,13 +195,16 @@ def to_train(
     return _with_pages(config, wanted, held, see(device), say, words)
 
 
+# Kernels, the platform that they are compiled for, and what runs the same anywhere.
+_COMPILED = {"pallas": ("tpu", "interpret"), "triton": ("gpu", "triton-interpret")}
+
+
 def _check_kernels(config: Config, device: jax.Device) -> None:
     """Raises ValueError for kernels that are compiled for another kind of device."""
-    made_for = {"pallas": "tpu", "triton": "gpu"}.get(config.kernels, device.platform)
-    if made_for != device.platform:
-        instead = {"pallas": "interpret", "triton": "triton-interpret"}[config.kernels]
+    platform, instead = _COMPILED.get(config.kernels, (device.platform, ""))
+    if platform != device.platform:
         raise ValueError(
-            f"kernels={config.kernels} are compiled for a {made_for.upper()}, and this is a "
+            f"kernels={config.kernels} are compiled for a {platform.upper()}, and this is a "
             f"{device.platform.upper()}; leave kernels=auto, or check them with kernels={instead}, "
             f"which is slow"
         )

@@ -148,7 +148,10 @@ class _LiveBar:
         told = {"shown": escape(show_all(shown))} if shown else {}
         self._bars.update(self._task, advance=amount, moved=self._bars.get_time(), **told)
 
-    def expect(self, total: int | None) -> RichTask:
+    def expect(self, total: int) -> None:
+        self._expected(total)
+
+    def _expected(self, total: int | None) -> RichTask:
         """Returns what rich knows of the bar, which has the new total."""
         (task,) = (task for task in self._bars.tasks if task.id == self._task)
         task.total = total  # `update` would forget how fast it was: a total may be an estimate
@@ -157,7 +160,7 @@ class _LiveBar:
 
     def stand(self, label: str, done: int, total: int | None) -> None:
         """Puts the bar where the activity is; it is over when it is finished, not before."""
-        task = self.expect(total)
+        task = self._expected(total)
         moved = {"moved": self._bars.get_time()} if done != task.completed else {}
         self._bars.update(self._task, description=escape(label), completed=done, **moved)
         task.finished_time = None

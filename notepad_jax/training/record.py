@@ -20,6 +20,7 @@ from typing import Any
 
 from notepad_jax import keys
 from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
+from notepad_jax.eval.readings import READINGS
 from notepad_jax.parallel import hosts
 from notepad_jax.report import origin
 from notepad_jax.setup import configuration, provenance
@@ -183,8 +184,13 @@ def how_to_go_on(elsewhere: str, where: Folder) -> str:
 def bring_back(folder: Path, elsewhere: str) -> None:
     """Makes the folder of a run that goes on and is not there, from what lies beside its steps.
 
-    Raises ValueError where no steps are there, or nothing beside them.
+    Raises ValueError where no steps are there, or nothing beside them, and for an evaluation's.
     """
+    if (folder / READINGS).exists():
+        raise ValueError(
+            f"{folder} is an evaluation's, which `eval --name {folder.name} --resume` goes on "
+            "with; train under another --name"
+        )
     if folder.is_dir():
         return
     if not elsewhere:

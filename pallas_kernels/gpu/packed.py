@@ -11,7 +11,6 @@ walk the list one entry after the other.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,11 +22,10 @@ from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.gpu.tiles import State, nothing_yet, online, power_of_two, whole
 from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import HIDDEN, LOG2E, dot
-
-_LN2 = math.log(2)
+from pallas_kernels.tiles import HIDDEN, LN2, LOG2E, dot
 
 
 def blocks(head_size: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -67,11 +65,6 @@ def packed_attention(
     out, lse = _attend(q, k, v, schedule, H**-0.5, interpret)
     lse_BTN = lse.reshape(N, B, -1)[:, :, :T].transpose(1, 2, 0)
     return out.reshape(B, -1, N, out.shape[-1])[:, :T, :, :H], lse_BTN
-
-
-def power_of_two(count: int) -> int:
-    """The least power of two that is `count` or more, and 16 or more: what a product takes."""
-    return max(16, pl.next_power_of_2(count))
 
 
 def _rows(x_BTNH: Array, size: int) -> Array:
@@ -148,10 +141,6 @@ def _grid(q: Array, k: Array) -> _Grid:
     return _Grid(heads, heads // k.shape[1], width, _stages(width, q.dtype.itemsize))
 
 
-def _whole(x: Array) -> pl.BlockSpec:
-    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
-
-
 def _numbers(count: int) -> pl.BlockSpec:
     """All of a query head's float32 numbers, of [heads, count]."""
     return pl.BlockSpec((None, count), lambda n, _: (n, 0))
@@ -187,28 +176,17 @@ def _forward_kernel(
     (q_size, width), block = q_ref.shape, pl.num_programs(1) - 1 - pl.program_id(1)
     q, queries = q_ref[...], pl.ds(block * q_size, q_size)
 
-    def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        peak, total, acc = state
+    def step(e: Array, state: State) -> State:
         k_first = k_block_ref[e] * k_size
         keys = pl.ds(k_first, k_size)
         scores = dot(q, k_ref[keys, :], 1, 1) * (scale * LOG2E)
         scores = _hidden(scores, mask, block, queries, k_first, keys)
-        # A query that sees nothing yet has peak -1e30 and weights 1: nonsense that its first
-        # visible key wipes with a factor exp2(-1e30). Every query sees itself.
-        new_peak = jnp.maximum(peak, scores.max(axis=1))
-        weights = jnp.exp2(scores - new_peak[:, None])
-        keep = jnp.exp2(peak - new_peak)
-        acc = acc * keep[:, None] + dot(weights.astype(v_ref.dtype), v_ref[keys, :], 1, 0)
-        return new_peak, total * keep + weights.sum(axis=1), acc
+        return online(scores, v_ref[keys, :], state)  # every query sees itself
 
-    start = (
-        jnp.full(q_size, HIDDEN, jnp.float32),
-        jnp.zeros(q_size, jnp.float32),
-        jnp.zeros((q_size, width), jnp.float32),
-    )
-    peak, total, acc = jax.lax.fori_loop(first_ref[block], first_ref[block + 1], step, start)
+    first, end = first_ref[block], first_ref[block + 1]
+    peak, total, acc = jax.lax.fori_loop(first, end, step, nothing_yet(q_size, width))
     out_ref[...] = (acc / total[:, None]).astype(out_ref.dtype)
-    lse_ref[queries] = (peak + jnp.log2(total)) * _LN2
+    lse_ref[queries] = (peak + jnp.log2(total)) * LN2
 
 
 # As in `packed.forward`: a layer whose outputs are kept (`remat`) must not run this again.
@@ -217,27 +195,36 @@ def _forward(
     q: Array, k: Array, v: Array, schedule: Schedule, scale: float, interpret: bool
 ) -> tuple[Array, Array]:
     """Returns attention's (out [T, N, H], lse float32 [N, T]), all rows' tokens behind another."""
-    (T, N, _), S, grid, size = q.shape, k.shape[0], _grid(q, k), schedule.q_size
-    blocks, runs, mask = T // size, schedule.runs, _mask(schedule)
-    longest_first = grid.block(size, blocks - 1)
+    (T, N, _), kernel = q.shape, functools.partial(_forward_kernel, scale=scale)
+    out = [jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((N, T), jnp.float32)]
+    return _by_queries(kernel, "packed_attention_forward", (q, k, v), schedule, out, interpret)
+
+
+def _by_queries(
+    kernel: Callable, name: str, operands: Sequence[Array], schedule: Schedule, out: Any,
+    interpret: bool,
+) -> Any:  # fmt: skip
+    """Calls a kernel whose programs take a block of queries each, and walk its run of keys.
+
+    Behind q, k and v come further operands, like q or a number a query [N, T]; so is what comes
+    `out`, as `jax.ShapeDtypeStruct`s.
+    """
+    q, k, _, *more = operands
+    grid, size, mask = _grid(q, k), schedule.q_size, _mask(schedule)
+    blocks, tables = q.shape[0] // size, (schedule.runs.of_queries, schedule.k_block)
+    longest_first, keys = grid.block(size, blocks - 1), grid.rows(k.shape[0], kv=True)
+
+    def of(x: Any) -> pl.BlockSpec:
+        return longest_first if x.ndim == 3 else _numbers(q.shape[0])
+
+    specs = [*map(whole, tables), of(q), keys, keys, *map(of, more), *map(whole, mask)]
     return grid.call(
-        functools.partial(_forward_kernel, k_size=schedule.k_size, scale=scale),
-        "packed_attention_forward",
-        blocks,
-        interpret,
-        in_specs=[
-            _whole(runs.of_queries),
-            _whole(schedule.k_block),
-            longest_first,
-            *[grid.rows(S, kv=True)] * 2,
-            *map(_whole, mask),
-        ],
-        out_specs=[longest_first, _numbers(T)],
-        out_shape=[
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
-            jax.ShapeDtypeStruct((N, T), jnp.float32),
-        ],
-    )(runs.of_queries, schedule.k_block, q, k, v, *mask)
+        functools.partial(kernel, k_size=schedule.k_size),
+        name, blocks, interpret,
+        in_specs=specs,
+        out_specs=jax.tree.map(of, out),
+        out_shape=out,
+    )(*tables, *operands, *mask)  # fmt: skip
 
 
 # ---------------------------------------------------------------- backward
@@ -299,26 +286,10 @@ def _backward_of_queries(
     schedule: Schedule, scale: float, interpret: bool,
 ) -> Array:  # fmt: skip
     """Returns q's gradient; lse (base 2) and delta are float32 [N, T]."""
-    T, S, grid, size = q.shape[0], k.shape[0], _grid(q, k), schedule.q_size
-    blocks, runs, mask = T // size, schedule.runs, _mask(schedule)
-    longest_first = grid.block(size, blocks - 1)
-    return grid.call(
-        functools.partial(_queries_kernel, k_size=schedule.k_size, scale=scale),
-        "packed_attention_backward_queries",
-        blocks,
-        interpret,
-        in_specs=[
-            _whole(runs.of_queries),
-            _whole(schedule.k_block),
-            longest_first,
-            *[grid.rows(S, kv=True)] * 2,
-            longest_first,
-            *[_numbers(T)] * 2,
-            *map(_whole, mask),
-        ],
-        out_specs=longest_first,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-    )(runs.of_queries, schedule.k_block, q, k, v, d_out, lse, delta, *mask)
+    return _by_queries(
+        functools.partial(_queries_kernel, scale=scale), "packed_attention_backward_queries",
+        (q, k, v, d_out, lse, delta), schedule, jax.ShapeDtypeStruct(q.shape, q.dtype), interpret,
+    )  # fmt: skip
 
 
 def _backward_of_keys(
@@ -335,13 +306,13 @@ def _backward_of_keys(
         S // size,
         interpret,
         in_specs=[
-            _whole(runs.of_keys),
-            _whole(runs.q_block),
+            whole(runs.of_keys),
+            whole(runs.q_block),
             grid.rows(T),
             *[of_keys] * 2,
             grid.rows(T),
             *[_numbers(T)] * 2,
-            *map(_whole, mask),
+            *map(whole, mask),
         ],
         out_specs=[grid.block(size)] * 2,
         out_shape=[jax.ShapeDtypeStruct((S, N, H), jnp.float32)] * 2,

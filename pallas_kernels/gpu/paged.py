@@ -8,7 +8,6 @@ softmaxes are merged by their logsumexps, as the caller merges private and share
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu.packed import power_of_two
+from pallas_kernels.gpu.tiles import State, nothing_yet, online, power_of_two, whole
 from pallas_kernels.pages import Pages
-from pallas_kernels.tiles import HIDDEN, LOG2E, dot
+from pallas_kernels.tiles import HIDDEN, LN2, LOG2E, dot
 
-_LN2 = math.log(2)
 # A program meets so many bytes of keys at once, and of values: two blocks of each under way, beside
 # the queries, fit the 99 KiB of shared memory that the smallest processors have.
 _BLOCK = 2**14
@@ -68,7 +66,6 @@ def attend_to_pages(
     cached = [
         x.reshape(shape) for x, shape in zip(pages.arrays, ((tokens, C), tokens), strict=False)
     ]
-    whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)  # noqa: E731
     of_queries = lambda r, x, s: (r, x // blocks, x % blocks, 0)  # noqa: E731
     row_number = (layer * pages.pages_per_layer).astype(jnp.int32).reshape(1)
     out, lse = pl.pallas_call(
@@ -81,7 +78,7 @@ def attend_to_pages(
             size=max(16, _BLOCK // row_bytes),
             scale=H**-0.5,
             windowed=first_RM is not None,
-        ),  # fmt: skip
+        ),
         grid=(R, K * blocks, splits),
         in_specs=[
             whole(row_number),
@@ -147,8 +144,7 @@ def _kernel(
         # What was never written may be anything, NaN included: 0 * NaN must not spread.
         return jnp.where(written[:, None], x, 0).astype(q.dtype)
 
-    def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        peak, total, acc = state
+    def step(i: Array, state: State) -> State:
         at = i * size + jnp.arange(size, dtype=jnp.int32)
         written = at < length
         pages = table_ref[jnp.minimum(at // page, table_ref.shape[0] - 1)]
@@ -157,20 +153,10 @@ def _kernel(
         visible = jnp.broadcast_to(written[None, :], scores.shape)
         if windowed:
             visible &= at[None, :] >= first[:, None]
-        scores = jnp.where(visible, scores, HIDDEN)
-        new_peak = jnp.maximum(peak, scores.max(axis=1))
-        weights = jnp.where(visible, jnp.exp2(scores - new_peak[:, None]), 0)
-        keep = jnp.exp2(peak - new_peak)
-        acc = acc * keep[:, None] + dot(weights.astype(q.dtype), cached(place, 1, written), 1, 0)
-        return new_peak, total * keep + weights.sum(axis=1), acc
+        return online(jnp.where(visible, scores, HIDDEN), cached(place, 1, written), state)
 
-    start = (
-        jnp.full(q.shape[0], HIDDEN, jnp.float32),
-        jnp.zeros(q.shape[0], jnp.float32),
-        jnp.zeros(q.shape, jnp.float32),
-    )
-    peak, total, acc = jax.lax.fori_loop(begin, end, step, start)
-    seen = total > 0
+    peak, total, acc = jax.lax.fori_loop(begin, end, step, nothing_yet(*q.shape))
+    seen = peak > HIDDEN  # of a query that saw nothing here the rest is nonsense
     total = jnp.where(seen, total, 1)
-    out_ref[...] = acc / total[:, None]
-    lse_ref[...] = jnp.where(seen, (peak + jnp.log2(total)) * _LN2, HIDDEN)
+    out_ref[...] = jnp.where(seen[:, None], acc / total[:, None], 0)
+    lse_ref[...] = jnp.where(seen, (peak + jnp.log2(total)) * LN2, HIDDEN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +25,7 @@ from pallas_kernels.packed.walk import (
     windowed,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, dot, each, online, wide
-
-_LN2 = math.log(2)
+from pallas_kernels.tiles import HIDDEN, LANES, LN2, dot, each, online, wide
 
 
 def _forward_kernel(
@@ -75,7 +72,7 @@ def _forward_kernel(
         def _(head: Array) -> None:
             total = total_ref[head]
             out_ref[head] = (acc_ref[head] / wide(total, out_ref.shape[2])).astype(out_ref.dtype)
-            lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
+            lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * LN2).T[:1]
 
 
 # jax drops a jit whose results are not needed, and never a pallas_call: a layer whose outputs are

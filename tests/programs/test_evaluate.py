@@ -11,6 +11,7 @@ import pytest
 import tiny
 import tiny_bpe
 
+import notepad_jax as nj
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
@@ -289,6 +290,8 @@ def test_no_training_goes_on_with_an_evaluation(tmp_path, monkeypatch, capsys):
         assert cli.main([command, "--name", "x", "--resume"]) == 1
         said = capsys.readouterr().err.splitlines()[-1]
         assert "an evaluation's, which `eval --name x --resume` goes on with" in said
+    with pytest.raises(ValueError, match="an evaluation's"):
+        nj.train(name="x", resume=True)
 
 
 def test_a_disk_that_fills_up_loses_no_reading_and_the_report_is_the_same(tmp_path):
