@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import threading
 
 import pytest
 
@@ -22,14 +23,16 @@ LIVE = ("--config.fleet.live=true", "--config.rollout.documents=3", "--config.va
 class Held:
     """A completer that answers so many turns at once, and later ones by a later version."""
 
-    def __init__(self, engine, turns):
-        self.engine, self.left = engine, turns
+    def __init__(self, engine, turns, begun):
+        self.engine, self.left, self.begun = engine, turns, begun
 
     async def complete(self, prompt, sampling):
         self.left -= 1
         while self.left < 0 and self.engine.version < 1:
             await asyncio.sleep(0.01)
-        return await self.engine.complete(prompt, sampling)
+        said = await self.engine.complete(prompt, sampling)
+        self.begun.set()
+        return said
 
 
 class HeldOne:
@@ -37,23 +40,28 @@ class HeldOne:
 
     count = 1
 
-    def __init__(self, own):
-        self.own = own
+    def __init__(self, own, begun):
+        self.own, self.begun = own, begun
 
     async def each(self, work):
-        return await self.own.each(lambda number, engine: work(number, Held(engine, 8)))
+        return await self.own.each(lambda number, engine: work(number, Held(engine, 8, self.begun)))
 
 
 @pytest.fixture
 def one_is_slow(monkeypatch):
-    """The second draw's later turns wait until the first update is published."""
-    reads = fleet_live.Live._read
+    """The second draw's later turns wait until the first update is published.
+
+    The others wait until it has begun: on a busy machine the update could come before that.
+    """
+    reads, begun = fleet_live.Live._read, threading.Event()
 
     async def read(self, bundle, progress):
         if bundle.ordinals != (1,):
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
             return await reads(self, bundle, progress)
         with self.engine.one() as own:
-            reader = dataclasses.replace(self.rollouts.reader, completer=HeldOne(own))
+            reader = dataclasses.replace(self.rollouts.reader, completer=HeldOne(own, begun))
             rollouts = dataclasses.replace(self.rollouts, reader=reader)
             return await rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
 
