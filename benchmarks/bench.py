@@ -11,7 +11,7 @@ own, 7 GB), and `real_model` is measured where `make smollm` has been. What was 
 `--record` (runs/bench.jsonl), with machine and commit; the next run on a machine of the same
 processor shows both, and names what moved by more than MOVED. `--page` puts the newest of each
 part on this processor between the page's marks; with `--only=` nothing else is done. On a machine
-that is busy seconds move by half, and ratios by a tenth. All of it takes about 15 minutes on a free
+that is busy seconds move by half, and ratios by a tenth. All of it takes about 20 minutes on a free
 core, and twice that beside peers. The cache of compiled programs is off, so first steps are shown
 with their compiling.
 """
@@ -53,13 +53,39 @@ PARTS = {
     "floor": Part(("floor",)),
     "sharing": Part(("sharing",)),
     "step": Part(("grpo_step",), peer=("tunix",)),
+    "step_large": Part(("grpo_step", "--sizes=large", "--steps=12"), peer=("tunix",)),
+    "step_turns": Part(("grpo_step", "--sizes=turns", "--steps=12"), peer=("tunix",)),
     "turn": Part(("host_turn",)),
     "reading": Part(("reading_cost", "--lengths", "32k,128k,512k")),
     "packing": Part(("packing",)),
     "serving": Part(("serving",)),
+    "small_model": Part(("real_model", "--parts", "decode"), peer=("transformers",)),
     "real_model": Part(
         ("real_model", "--policy", str(SMOLLM)), peer=("transformers", "llama_cpp"), needs=SMOLLM
     ),
+}
+
+PEER = "google-tunix 0.1.7"
+# What was set out for: of which part, which figure, over which other one (none), and at most what.
+GOALS = {
+    "a GRPO step, over google-tunix's": ("step", "ours, step ratio", "", 0.40),
+    "its rollout": ("step", "ours, rollout ratio", "", 0.50),
+    "its update": ("step", "ours, update ratio", "", 0.35),
+    "with sharing off": ("step", "ours, sharing off, step ratio", "", 0.60),
+    "the first one, with compiling": ("step", "ours, first", f"{PEER}, first", 0.8),
+    "a large GRPO step": ("step_large", "ours, step ratio", "", 0.33),
+    "the first one, with compiling, large": ("step_large", "ours, first", f"{PEER}, first", 0.8),
+    "turns of a memory agent": ("step_turns", "ours, step ratio", "", 0.06),
+    "19M, one sequence, over transformers": ("small_model", "decode 1, ours/transformers", "", 0.5),
+    "135M, one sequence, over transformers": (
+        "real_model",
+        "decode 1, ours/transformers",
+        "",
+        0.45,
+    ),
+    "one sequence, over llama.cpp": ("real_model", "decode 1, ours/llama.cpp", "", 1.0),
+    "reading, us a document token": ("reading", "points, 524288, microseconds_a_token", "", 6.0),
+    "python, us a turn": ("turn", "microseconds_a_turn", "", 50.0),
 }
 
 Figures = dict[str, float]  # by name, in the order in which a benchmark tells them
@@ -149,8 +175,22 @@ def table(now: Figures, before: Figures) -> Iterator[str]:
         yield f"| {name} | {old:.4g} | {value:.4g} |{f' {moved} ' if moved else ' '}|"
 
 
+def goals(lines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the lines of a table: what of GOALS was measured, in bold what is reached."""
+    yield "| goal | at most | measured |"
+    yield "|---|---|---|"
+    for goal, (part, figure, over, most) in GOALS.items():
+        figures = lines[part]["figures"] if part in lines else {}
+        if figure in figures and (not over or over in figures):
+            found = figures[figure] / (figures[over] if over else 1.0)
+            told = f"**{_figure(found)}**" if found <= most else _figure(found)
+            yield f"| {goal} | {most:g} | {told} |"
+    yield ""
+
+
 def page(lines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the lines of a page: a table of each part's figures, the last words across."""
+    """Yields the lines of a page: the goals, then each part's figures, the last words across."""
+    yield from goals(lines)
     for name in PARTS:
         if name not in lines:
             continue

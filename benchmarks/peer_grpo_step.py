@@ -1,7 +1,7 @@
 """The peer's side of `grpo_step`: GRPO steps of google-tunix 0.1.7, vanilla rollout.
 
 Imported only where `grpo_step --peer` was asked for, in an environment that has tunix. Its
-Qwen3 model has the sizes of ours, prompts of 64 words are 64 tokens, and the end of sequence
+Qwen3 model has the sizes of ours, prompts of N words are N tokens, and the end of sequence
 is an id that is never sampled. Its learner has a loop of its own, so the others take their
 turn (`between`) at the end of each of its updates.
 """
@@ -22,13 +22,13 @@ from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 from tunix.tests import test_common
 
-VOCAB, PROMPTS, SAMPLES, PROMPT, COMPLETION = 256, 4, 8, 64, 64
+from benchmarks.grpo_step import Sizes
 
 
-def run(steps: int, between: Callable[[], None]) -> list[dict[str, float]]:
+def run(sizes: Sizes, steps: int, between: Callable[[], None]) -> list[dict[str, float]]:
     """Takes `steps` steps, with `between` after each; returns CPU seconds of rollout and step."""
     logging.disable(logging.WARNING)
-    cluster = _cluster(steps)
+    cluster = _cluster(sizes, steps)
     generate, update_actor = cluster.generate, cluster.update_actor
     measured: list[dict[str, float]] = []
     lengths: set[int] = set()
@@ -56,27 +56,30 @@ def run(steps: int, between: Callable[[], None]) -> list[dict[str, float]]:
     learner = grpo_learner.GRPOLearner(
         rl_cluster=cluster,
         reward_fns=lambda prompts, completions, **_: rng.random(len(prompts)).tolist(),
-        algo_config=grpo_learner.GRPOConfig(num_generations=SAMPLES, num_iterations=1, beta=0.0),
+        algo_config=grpo_learner.GRPOConfig(
+            num_generations=sizes.samples, num_iterations=1, beta=0.0
+        ),
     )
-    learner.train(_prompts(steps))
-    if lengths != {COMPLETION}:
+    learner.train(_prompts(sizes, steps))
+    if lengths != {sizes.completion}:
         raise RuntimeError(f"the peer's completions have {sorted(lengths)} tokens")
     return measured
 
 
-def _prompts(steps: int) -> list[dict[str, np.ndarray]]:
+def _prompts(sizes: Sizes, steps: int) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     return [
         {"prompts": np.array([" ".join(f"w{i}" for i in ids) for ids in batch])}
-        for batch in rng.integers(3, VOCAB, (steps, PROMPTS, PROMPT - 1))
+        for batch in rng.integers(3, sizes.vocab, (steps, sizes.prompts, sizes.prompt - 1))
     ]
 
 
-def _cluster(steps: int) -> rl_cluster_lib.RLCluster:
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+def _cluster(sizes: Sizes, steps: int) -> rl_cluster_lib.RLCluster:
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, sizes.vocab)}
     config = qwen3.ModelConfig(
-        num_layers=2, vocab_size=VOCAB, embed_dim=64, hidden_dim=128, num_heads=4, head_dim=16,
-        num_kv_heads=4, rope_theta=10_000, norm_eps=1e-6, use_tied_embedding=True,
+        num_layers=sizes.layers, vocab_size=sizes.vocab, embed_dim=sizes.width,
+        hidden_dim=sizes.feed_forward, num_heads=sizes.heads, head_dim=sizes.head_size,
+        num_kv_heads=sizes.heads, rope_theta=10_000, norm_eps=1e-6, use_tied_embedding=True,
     )  # fmt: skip
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     with mesh:
@@ -93,17 +96,17 @@ def _cluster(steps: int) -> rl_cluster_lib.RLCluster:
                 actor_optimizer=optax.adamw(1e-4),
                 eval_every_n_steps=10**9,
                 max_steps=steps,
-                mini_batch_size=PROMPTS,
-                train_micro_batch_size=PROMPTS,
+                mini_batch_size=sizes.prompts,
+                train_micro_batch_size=sizes.prompts,
             ),
             rollout_config=base_rollout.RolloutConfig(
-                max_tokens_to_generate=COMPLETION,
-                max_prompt_length=PROMPT,
-                kv_cache_size=PROMPT + COMPLETION,
+                max_tokens_to_generate=sizes.completion,
+                max_prompt_length=sizes.prompt,
+                kv_cache_size=sizes.prompt + sizes.completion,
                 temperature=1.0,
                 top_p=1.0,
                 top_k=None,
-                eos_tokens=[VOCAB + 7],
+                eos_tokens=[sizes.vocab + 7],
             ),
         ),
     )

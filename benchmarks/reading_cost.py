@@ -133,6 +133,7 @@ async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict
                     "cpu_seconds": statistics.median(cpus),
                     "wall_seconds": statistics.median(walls),
                     "document_tokens_per_cpu_second": read / statistics.median(cpus),
+                    "microseconds_a_token": statistics.median(cpus) / read * 1e6,
                     "prefill_share": stats.prefill_seconds / sum(walls),
                     "decode_share": stats.decode_seconds / sum(walls),
                     "peak_megabytes": peak_megabytes(),

@@ -1,10 +1,11 @@
 """A published model on one CPU thread: prefill, decoding and a LoRA update, beside its peers.
 
-    taskset -c 0 python -m benchmarks.real_model --policy FOLDER [--peer] [--pairs 5]
+    taskset -c 0 python -m benchmarks.real_model [--policy FOLDER] [--peer] [--pairs 5]
         [--parts prefill decode update] [--json]
 
 FOLDER has a llama-like policy, as `make smollm` and others leave it; its tokenizer is not looked
-at, since prompts are random ids. All is float32. Rows, in CPU seconds of the process:
+at, since prompts are random ids. Without one, a Qwen3 of 19 million random weights is measured
+(SMALL). All is float32. Rows, in CPU seconds of the process:
 
 - `prefill 512`, `prefill 2048`: a prompt of so many tokens and one more, to its first sampled
   token, through the engine's service; nothing of it is cached.
@@ -63,6 +64,12 @@ UPDATE = UpdateSettings(
     entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
+SMALL = PolicyConfig(
+    vocab_size=16384, width=384, layers=8, heads=6, kv_heads=2, head_size=64, feed_forward=1024,
+    rope_theta=1e6, rms_eps=1e-6, qk_norm=True, attention_bias=False, tied_embeddings=True,
+    valid_vocab=16384,
+)  # fmt: skip
+
 # Only their users have them: by name, so that this file can be imported without them. Each is a
 # module beside this one, the packages that it needs, and how it is loaded.
 PEERS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
@@ -94,8 +101,11 @@ def loaded(folder: Path) -> tuple[PolicyConfig, Any]:
     return config, jax.tree.map(lambda x: x.astype("float32"), params)
 
 
-def with_safetensors(policy: Path, place: Path) -> Path:
+def with_safetensors(policy: Path | None, place: Path) -> Path:
     """Returns a policy's folder, or a new one in `place` where its weights are a checkpoint."""
+    if policy is None:
+        fresh = parameters.init_params(SMALL, jax.random.key(0))
+        return huggingface.export_params(SMALL, fresh, place / "small", {})
     if any(policy.glob("*.safetensors")):
         return policy
     with contextlib.redirect_stdout(sys.stderr):
@@ -346,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--policy", type=Path, required=True, help="a folder with a policy")
+    parser.add_argument("--policy", type=Path, help="a folder with a policy (SMALL)")
     parser.add_argument("--peer", action="store_true", help="beside the peers that are here")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))

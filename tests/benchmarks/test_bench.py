@@ -43,11 +43,22 @@ def test_a_page_has_the_newest_of_each_part_with_the_last_words_across(tmp_path)
     bench.main(["--only=", f"--record={record}", f"--page={page}"])
     lines = [line for line in page.read_text().splitlines() if line[:4] not in ("", "<!--", "|---")]
     assert (lines[0], lines[-1]) == ("above", "below")
-    assert lines[1].startswith("**step** (") and lines[5].startswith("**turn** (")
-    assert lines[2:5] == [
+    assert lines[1:3] == ["| goal | at most | measured |", "| python, us a turn | 50 | 70 |"]
+    assert lines[3].startswith("**step** (") and lines[7].startswith("**turn** (")
+    assert lines[4:7] == [
         "| | rollout | first |", "| ours | 0.5 | 9 |", "| a peer | 0.25 |  |",
     ]  # fmt: skip
-    assert lines[6:8] == ["| | microseconds a turn |", "|  | 70 |"]
+    assert lines[8:10] == ["| | microseconds a turn |", "|  | 70 |"]
+
+
+def test_a_goal_is_a_figure_or_one_over_another_and_bold_where_it_is_reached():
+    figures = {"ours, step ratio": 0.4, "ours, first": 9.0, f"{bench.PEER}, first": 10.0}
+    rows = list(bench.goals({"step": {"figures": figures}}))
+    assert rows[2:] == [
+        "| a GRPO step, over google-tunix's | 0.4 | **0.4** |",
+        "| the first one, with compiling | 0.8 | 0.9 |", "",
+    ]  # fmt: skip
+    assert {part for part, *_ in bench.GOALS.values()} <= bench.PARTS.keys()
 
 
 def test_a_part_runs_and_one_that_fails_says_why(tmp_path, monkeypatch, capsys):
