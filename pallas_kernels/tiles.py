@@ -1,6 +1,7 @@
 """Shared by all kernels: tiles of 128 lanes, exact products, a step of the online softmax.
 
-Below everything else here; the jnp twins (`reference`) take the score of a hidden key from it.
+Below everything else here; the jnp twins (`reference`) take from it the score of a hidden key, and
+what their derivatives have in common with the kernels'.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 LANES = 128
@@ -66,3 +68,16 @@ def online(
     weights = weights if v_scale is None else weights * v_scale
     acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, 1, 0)
     return new_peak, total, acc
+
+
+def delta_of(d_out: Array, out: Array, d_lse: Array) -> Array:
+    """What attention's derivative subtracts in a query, float32 [...]: d_out . out - d_lse.
+
+    A score's derivative is weight * (d_out . v - delta); outputs are [..., H].
+    """
+    return jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
+
+
+def no_gradient(tree: Any) -> Any:
+    """The cotangent of integers, which is what a mask or a schedule consists of."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), tree)

@@ -143,6 +143,7 @@ class CostCache(dict[str, ProgramCost]):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text and not text.endswith("\n"):
             with path.open("a", encoding="utf-8") as file:

@@ -95,7 +95,8 @@ def example(label: str, result: Result, changes: Iterable[MemoryChange]) -> Exam
 
 def outcome(result: Result) -> str:
     """Says in a word or two what came of a reading."""
-    if result.finish is Finish.CANCELLED or not result.answer.strip():
+    # Where nothing is what was asked for, an empty answer is right.
+    if result.finish is Finish.CANCELLED or (not result.answer.strip() and result.correct < 1):
         return NO_ANSWER
     return {1.0: RIGHT, 0.0: WRONG}.get(result.correct, PARTLY)
 

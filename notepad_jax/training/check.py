@@ -24,7 +24,7 @@ from notepad_jax.rollout import archive
 from notepad_jax.telemetry import lines, run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, LEDGER, METRICS, TIMINGS
-from notepad_jax.telemetry.screen import Screen
+from notepad_jax.telemetry.screen import Screen, SilentScreen
 from notepad_jax.training import decided, partial_rollout, record
 from notepad_jax.training.validation import SCORE
 
@@ -226,7 +226,8 @@ class _Check:
         shown = shown if not settings.get("checkpoint.folder") else where
         there = steps.steps_in(where)
         base = steps.steps_in(where / steps.BASE)
-        bar = self.screen.bar("checking checkpoints", len(there) + len(base), "steps")
+        screen = self.screen if there or base else SilentScreen()  # an evaluation has none
+        bar = screen.bar("checking checkpoints", len(there) + len(base), "steps")
         named: dict[str, int] = {}
         for step in there:
             if found := manifest.damage(files := commit.place(where, step)):

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
@@ -25,7 +24,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.gpu.tiles import State, nothing_yet, online, power_of_two, whole
 from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import HIDDEN, LN2, LOG2E, dot
+from pallas_kernels.tiles import HIDDEN, LN2, LOG2E, delta_of, dot, no_gradient
 
 
 def blocks(head_size: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -92,13 +91,11 @@ def _attend_backward(scale: float, interpret: bool, residuals: Any, cotangents: 
     q, k, v, schedule, out, lse = residuals
     d_out, d_lse = cotangents
     with jax.named_scope("packed_attention_backward"):
-        # d score = weight * (d_out . v - d_out . out + d_lse): the last two are a number a query.
-        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).T - d_lse
+        delta = delta_of(d_out, out, d_lse.T).T
         operands = q, k, v, d_out, lse * LOG2E, delta, schedule, scale, interpret
         d_q = _backward_of_queries(*operands)
         d_k, d_v = _backward_of_keys(*operands)
-    no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule)
-    return d_q, d_k, d_v, no_gradient
+    return d_q, d_k, d_v, no_gradient(schedule)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

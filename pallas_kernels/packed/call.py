@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.interpret import Interpret
@@ -15,7 +14,7 @@ from pallas_kernels.packed.backward import backward
 from pallas_kernels.packed.forward import forward
 from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import LANES, LOG2E
+from pallas_kernels.tiles import LANES, LOG2E, delta_of, no_gradient
 
 
 def packed_attention(
@@ -72,14 +71,11 @@ def _attend_forward(q: Array, k: Array, v: Array, schedule: Schedule, interpret:
 def _attend_backward(interpret: Interpret, residuals: Any, cotangents: Any) -> Any:
     q, k, v, schedule, out, lse = residuals
     d_out, d_lse = cotangents
-    # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
-    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     # One operand, not two: each costs a grid step some twenty bundles of bookkeeping.
-    stats = jnp.stack([lse * LOG2E, delta], axis=1)
+    stats = jnp.stack([lse * LOG2E, delta_of(d_out, out, d_lse)], axis=1)
     operands = (q, k, v, d_out, stats, schedule, interpret)
     d_q, d_k, d_v = backward(*operands)
-    no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule)
-    return d_q, d_k, d_v, no_gradient
+    return d_q, d_k, d_v, no_gradient(schedule)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import HIDDEN
+from pallas_kernels.tiles import HIDDEN, delta_of, no_gradient
 
 
 def packed_attention(
@@ -125,8 +124,7 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     scale = H**-0.5
     # Sums over queries are plain matrix products only with the queries' transpose on the left.
     q_T, d_out_T = q.swapaxes(-1, -2), d_out.swapaxes(-1, -2)
-    # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
-    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_lse
+    delta = delta_of(d_out, out, d_lse)
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_q, d_k_T, d_v_T = state
@@ -159,7 +157,7 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
         d_q.astype(q.dtype),
         d_k_T.swapaxes(-1, -2).astype(k.dtype),
         d_v_T.swapaxes(-1, -2).astype(v.dtype),
-        jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule),
+        no_gradient(schedule),
     )
 
 

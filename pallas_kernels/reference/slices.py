@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import HIDDEN
+from pallas_kernels.tiles import HIDDEN, delta_of, no_gradient
 
 
 def sliced_packed_attention(
@@ -115,15 +114,14 @@ def _slice_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     scale = q.shape[-1] ** -0.5
     sum32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     with jax.named_scope("packed_attention_backward"):
-        # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
-        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_lse
+        delta = delta_of(d_out, out, d_lse)
         weights = jnp.exp(_scores(q, k) * scale - lse[..., None])
         weights = jnp.where(_visible(mask, q.shape[3]), weights, 0)
         d_scores = (scale * weights * (_scores(d_out, v) - delta[..., None])).astype(q.dtype)
         d_q = sum32("bkgts,bksh->bkgth", d_scores, k).astype(q.dtype)
         d_k = sum32("bkgts,bkgth->bksh", d_scores, q).astype(k.dtype)
         d_v = sum32("bkgts,bkgth->bksh", weights.astype(q.dtype), d_out).astype(v.dtype)
-    return d_q, d_k, d_v, jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), mask)
+    return d_q, d_k, d_v, no_gradient(mask)
 
 
 _slice.defvjp(_slice_forward, _slice_backward)

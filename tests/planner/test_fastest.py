@@ -382,7 +382,7 @@ def test_a_chip_stands_for_its_slices_and_prices_can_be_said():
 
 
 def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
-    path = tmp_path / "kept.jsonl"
+    path = tmp_path / "not" / "there" / "kept.jsonl"
     read = cost_analysis._failed("")
     one = dataclasses.replace(read, beside=7, sent={"all-gather": 1.5}, compute_seconds=0.25)
     kept = cost_analysis.CostCache(path)

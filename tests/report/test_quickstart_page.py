@@ -133,6 +133,7 @@ def test_what_comes_of_nothing_said_is_no_answer():
     ]  # fmt: skip
     assert examples.outcome(reading(finish=Finish.CANCELLED)) == "no answer"
     assert examples.outcome(reading(correct=0.5)) == "partly right"
+    assert examples.outcome(reading("", correct=1.0)) == "right"  # nothing was asked for
 
 
 def test_the_chosen_questions_are_of_every_kind_and_paired():
