@@ -78,31 +78,31 @@ def settle(dataset: Any, path: Path, mended: bool = False) -> int:
 
 
 def _tasks(dataset: Any, path: Path) -> Iterator[Task]:
-    number = 0
-    for number, row in enumerate(_rows(dataset), start=1):
+    number, what = 0, path.stem  # dataset or validation: the argument that they came as
+    for number, row in enumerate(_rows(dataset, what), start=1):
         task = row if isinstance(row, Task) else _task(row, number, path)
-        admission.check(task, f"row {number} of the dataset")
+        admission.check(task, f"row {number} of the {what}")
         yield task
     if not number:
-        raise ValueError("the dataset has no rows; give at least one")
+        raise ValueError(f"the {what} has no rows; give at least one")
 
 
-def _rows(dataset: Any) -> Iterable[Any]:
+def _rows(dataset: Any, what: str) -> Iterable[Any]:
     if hasattr(dataset, "iterrows"):
-        raise ValueError("the dataset is a table; give its rows: table.to_dict('records')")
+        raise ValueError(f"the {what} is a table; give its rows: table.to_dict('records')")
     if isinstance(dataset, Mapping):
-        raise ValueError(f"the dataset is a mapping of {', '.join(map(str, dataset))}; give one")
+        raise ValueError(f"the {what} is a mapping of {', '.join(map(str, dataset))}; give one")
     if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
         return (dataset[number] for number in range(len(dataset)))
     if not isinstance(dataset, Iterable):
         raise ValueError(
-            f"the dataset is of type {type(dataset).__name__}; give rows, a list of them"
+            f"the {what} is of type {type(dataset).__name__}; give rows, a list of them"
         )
     return dataset
 
 
 def _task(row: Any, number: int, path: Path) -> Task:
-    where = f"row {number} of the dataset"
+    where = f"row {number} of the {path.stem}"
     if not isinstance(row, Mapping):
         kind = type(row).__name__
         raise ValueError(f"{where} is of type {kind}, and no mapping of columns: {row!r:.80}")

@@ -28,7 +28,7 @@ from notepad_jax.types import Completer, Document, Tokens, Turn, TurnKind
 def of_file(path: str | Path) -> list[str]:
     """Returns the questions of a file, one a line; CannotRead where there are none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # as editors of Windows write it
     except UnicodeDecodeError:
         raise CannotRead(f"{path} is no UTF-8 text; write one question a line") from None
     except OSError as problem:

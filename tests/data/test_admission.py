@@ -242,10 +242,10 @@ def test_a_large_file_is_not_checked_twice(tmp_path, monkeypatch, form, check):
 def test_a_program_is_told_of_its_first_row_with_a_fault(tmp_path, changes, says):
     good = {"question": "q?", "answers": ["x"], "document": "text"}
     with pytest.raises(ValueError, match=says):
-        datasets.write([good, good | changes], tmp_path / "rows.jsonl")
+        datasets.write([good, good | changes], tmp_path / "dataset.jsonl")
     task = Task("t", "q?", TextDocument("text"), ("x",), "s", "exact")
     with pytest.raises(ValueError, match="row 1 of the dataset: there is no metric 'exact'"):
-        datasets.write([task], tmp_path / "rows.jsonl")
+        datasets.write([task], tmp_path / "dataset.jsonl")
     with pytest.raises(ValueError, match="task 't': there is no metric 'exact'"):
         files.write(tmp_path / "rows.jsonl", [task], [1])
     assert not list(tmp_path.iterdir())

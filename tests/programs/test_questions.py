@@ -155,6 +155,8 @@ def test_what_cannot_be_asked_is_one_line(path, capsys):
     path.with_name("bytes.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(CannotRead, match="is no UTF-8 text"):
         questions.of_file(path.with_name("bytes.txt"))
+    path.with_name("marked.txt").write_bytes(b"\xef\xbb\xbfwho ?\r\nwhere ?\r\n")
+    assert questions.of_file(path.with_name("marked.txt")) == ["who ?", "where ?"]
     with pytest.raises(ValueError, match=r"^'ann ann .*: the question has 12 tokens"):
         read(["who ?", "ann " * 12])
     with Reader(configuration.load("quickstart", SMALL)) as reader:

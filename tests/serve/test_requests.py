@@ -88,6 +88,11 @@ def test_a_bad_completion_is_refused_by_the_name_of_its_parameter(changed, param
     assert refusal(requests.completion, TEXT | changed).error["param"] == param
 
 
+def test_what_the_sampler_says_of_a_number_is_told_whole():
+    said = refusal(requests.chat, CHAT | {"temperature": -1}).error["message"]
+    assert said.endswith("or at least 0.0001 and at most 10000")
+
+
 @pytest.mark.parametrize(
     "raw, said",
     [

@@ -90,6 +90,7 @@ REFUSED = [
     (dict(questions=["who ?", 3]), "questions", "a list of at least one text"),
     (dict(questions=["who ?"] * 129), "questions", "there are 129 questions and may be 128"),
     (dict(questions=["who ?", ""]), "questions[1]", "the question is empty"),
+    (dict(questions=["who ?", "\n\t"]), "questions[1]", "the question is empty"),
     (dict(questions=["who ?", "red " * 99]), "questions[1]", "ask a shorter one"),
     (dict(questions=["who ?"], n=2), "n", "n is 2, and with questions there is one choice for"),
     (dict(questions=["who ?"], model=NAME), "questions", "takes no questions; .*:notepad does"),

@@ -212,7 +212,7 @@ def sampled(body: Body, name: str) -> float | None:
         usual = SamplingParams(0.0, 1.0, 1, (), 0)
         return float(getattr(dataclasses.replace(usual, **{name: float(value)}), name))
     except (ValueError, OverflowError) as error:
-        raise bad(name, shown(str(error))[1:-1]) from None
+        raise bad(name, str(error)) from None
 
 
 def _schema(body: Body) -> str | None:

@@ -155,7 +155,7 @@ def _remember(
 def question_tokens(served: Served, question: str, param: str, mend: str) -> Tokens:
     """Returns a question's ids; Refusal for an empty one, and with the mend for a long one."""
     ids, most = served.tokenizer.encode(question), served.rules.max_question
-    if not len(ids):
+    if not question.strip() or not len(ids):
         raise bad(param, "the question is empty; ask something")
     if len(ids) > most:
         raise bad(
