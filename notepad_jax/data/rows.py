@@ -214,6 +214,10 @@ def _extra(columns: dict[str, Any], where: str) -> dict[str, Any]:
     extra = columns.get("extra", {})
     if not isinstance(extra, dict):
         raise Fault(f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}")
+    try:
+        json.dumps(extra)
+    except (TypeError, ValueError):  # a parquet holds times and bytes, which no reward is handed
+        raise Fault(f"{where}: 'extra' must be numbers and texts, it is {extra!r:.80}") from None
     return extra
 
 

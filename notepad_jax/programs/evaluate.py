@@ -42,6 +42,7 @@ from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.tokenizer import counter
+from notepad_jax.types import Finish
 
 REPORT, REWARD = "report.json", "evaluate.reward"
 FEW = 4  # lengths of which it is told what they lack
@@ -160,10 +161,10 @@ def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> N
     """Raises the first failure where nothing else came of `after` readings or more.
 
     A reading that fails is a result, and so is a method that always does; but where nothing
-    succeeds at all, the completer is at fault.
+    succeeds at all, the completer is at fault. Documents that do not fit never reached it.
     """
-    results = readings.all()
-    if failures and len(results) >= after and all(result.failed for result in results):
+    asked = [one for one in readings.all() if one.failed or one.finish is not Finish.CANCELLED]
+    if failures and len(asked) >= after and all(result.failed for result in asked):
         raise failures[0]
 
 

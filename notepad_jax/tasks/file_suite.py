@@ -10,6 +10,7 @@ prefilled once, and intervals know that it is one. Above: setup.eval_jobs; below
 
 from __future__ import annotations
 
+import codecs
 import collections
 import dataclasses
 import hashlib
@@ -172,7 +173,8 @@ def _chosen(
 def _files(path: str) -> list[str]:
     if sources.is_remote(path) or not Path(path).is_dir():
         return [path]
-    found = sorted(file for form in formats.FORMS for file in Path(path).rglob(f"*.{form}"))
+    there = sorted(file for file in Path(path).rglob("*") if not file.is_dir())
+    found = [file for file in there if file.suffix[1:].lower() in formats.FORMS]
     # RULER's scripts write what was predicted beside `data`, in rows of the same columns.
     found = [file for file in found if file.parent.name != "pred" and not _of_no_rows(file)]
     found = [file for file in found if not beam.is_beside(file)]
@@ -183,10 +185,10 @@ def _files(path: str) -> list[str]:
 
 def _of_no_rows(file: Path) -> bool:
     """Whether a .json is something else, such as settings: no list that begins with an object."""
-    if file.suffix != ".json":
+    if file.suffix.lower() != ".json":
         return False
-    with open(file, "rb") as opened:
-        return not b"".join(opened.read(256).split()).startswith(b"[{")
+    begins = next(sources.blocks(file, size=256), b"").removeprefix(codecs.BOM_UTF8)
+    return not b"".join(begins.split()).startswith(b"[{")
 
 
 def _nearest(length: int, lengths: Sequence[int]) -> int | None:

@@ -1,5 +1,6 @@
 """Every row is judged when its file is opened: left out and counted, or the file is refused."""
 
+import datetime
 import json
 
 import pyarrow
@@ -122,6 +123,14 @@ def test_rows_of_rulers_scripts_and_of_published_agents_are_judged_alike(tmp_pat
     assert {one.why: one.count for one in found.left_out} == {
         admission.NO_QUESTION: 1, admission.NO_GOLD: 2,
     }  # fmt: skip
+
+
+def test_what_json_cannot_hold_leaves_a_row_of_a_table_out(tmp_path):
+    """A date in `extra` was a traceback of `build`, and of the step whose reward was handed it."""
+    rows = [row(1, extra={"when": None}), row(2, extra={"when": datetime.date(2026, 1, 2)})]
+    kept, found = read(write(tmp_path / "t.parquet", rows))
+    assert kept == ["t1"] and [one.why for one in found.left_out] == [admission.TYPE]
+    assert "t.parquet row 2: 'extra' must be numbers and texts" in found.left_out[0].first
 
 
 def test_nulls_of_a_table_and_of_an_unused_text_say_nothing(tmp_path):

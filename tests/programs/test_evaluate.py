@@ -272,6 +272,9 @@ def test_what_fails_is_a_result_and_stops_nothing_and_all_failing_stops(tmp_path
         assert "12 readings failed" in evaluate.text(outcome)
     with pytest.raises(RuntimeError, match="refused"):
         run(config, refusing("e", right), tmp_path / "all")
+    config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, context=64))
+    with pytest.raises(RuntimeError, match="refused"):  # where full-context never got to ask
+        run(config, refusing("e", right), tmp_path / "unfit")
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):

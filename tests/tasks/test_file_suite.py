@@ -146,6 +146,18 @@ def test_rows_of_a_folder_are_named_by_file_and_number(tmp_path):
     assert [t.id for t in read(mine).tasks[2]] == ["mine.json:1"]
 
 
+def test_a_folder_reads_every_file_that_is_read_by_itself(tmp_path):
+    """Capitals in a name, and the mark that some editors put first, left a file out unsaid."""
+    row = json.dumps({"question": "q", "answers": ["x"], "context": "a b"})
+    (tmp_path / "MINE.JSONL").write_text(row)
+    (tmp_path / "marked.json").write_text(f"[{row}]", encoding="utf-8-sig")
+    (tmp_path / "folder.json").mkdir()  # opening it was a traceback
+    assert [t.id for t in read(tmp_path).tasks[2]] == ["MINE.JSONL:1", "marked.json:1"]
+    (gone := tmp_path / "gone.json").symlink_to(tmp_path / "moved.json")
+    with pytest.raises(ValueError, match=f"{gone} is missing"):
+        read(tmp_path)
+
+
 def test_a_damaged_file_of_another_task_does_not_stop_the_one_asked_for(tmp_path):
     ruler(tmp_path / "4096" / "data" / "vt" / "validation.jsonl", 2)
     ruler(bad := tmp_path / "4096" / "data" / "cwe" / "validation.jsonl", 1)
