@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from notepad_jax import functions
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Tokens, tokens
 
@@ -51,6 +52,10 @@ class OwnRule:
     name: str  # module:function
     function: Callable[[Note, Note], Returned] = dataclasses.field(repr=False)
     tokenizer: Tokenizer = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not functions.takes(self.function, None, None):  # before a step of readings is lost
+            raise ValueError(f"the memory rule {self.name} takes no two arguments, memory and note")
 
     def __call__(self, memory: Tokens, written: Tokens, limit: int) -> Tokens:
         """Returns the new memory, of at most `limit` tokens; RuleFailed, naming the function."""
