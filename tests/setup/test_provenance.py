@@ -52,3 +52,17 @@ def test_the_hardware_is_named_where_the_numbers_are_ours():
     assert re.match(r"\d+ cores? of \S|\d+ x \S", told.hardware)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", told.date)
     assert provenance.origin([], here=False).hardware == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("fpu avx2 avx512f", "AMD EPYC, AVX-512"),
+        ("fpu avx2", "AMD EPYC, AVX2"),
+        ("asimd", "AMD EPYC"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(monkeypatch, flags, told):
+    text = f"model name\t: AMD EPYC\nflags\t\t: {flags}\n"
+    monkeypatch.setattr(provenance.Path, "read_text", lambda self, encoding: text)
+    assert provenance.cpu() == told
