@@ -145,7 +145,7 @@ def _task_name(path: str | Path) -> str:
             return name
     raise ValueError(
         f"{path}: neither the file's name nor its folder's begins with one of "
-        f"{', '.join(FAMILIES)}; say which RULER task it is by giving a source"
+        f"{', '.join(FAMILIES)}; call either by its RULER task, as niah_single_1.jsonl"
     )
 
 
