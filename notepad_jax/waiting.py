@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LOOK = 0.2  # seconds after which a wait within a coroutine looks whether its task was cancelled
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Wait:
@@ -138,11 +140,14 @@ class Loop:
                 "what runs in this thread (a reader's on_progress, a document's pieces) cannot "
                 "wait for the same reader: read with another one, or afterwards"
             )
-        ended = threading.Event()
+        ended, task = threading.Event(), _running_task()
+        cancelled = task.cancelling() if task else 0
         begun = self._begin(work, lambda _: ended.set())
         try:
             with ended_by(lambda: self._cancel(begun)):
-                ended.wait()
+                while not ended.wait(LOOK if task else None):
+                    if task.cancelling() > cancelled:  # as `asyncio.run` does at Ctrl-C, unheard
+                        raise asyncio.CancelledError
         except BaseException:
             self._cancel(begun)
             ended.wait()

@@ -78,6 +78,22 @@ def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
     assert put_away
 
 
+def test_ctrl_c_ends_what_a_coroutine_waits_for():
+    """The handler of `asyncio.run` cancels a task and raises nothing: that task waits here."""
+    put_away = []
+
+    async def endless():
+        try:
+            threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+            await asyncio.sleep(600)
+        finally:
+            put_away.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        inside_a_loop(lambda: waiting.run(endless()))
+    assert put_away
+
+
 def test_a_run_that_stops_itself_is_a_stop_here_and_the_loop_goes_on():
     async def stops():
         raise Stopped(signal.SIGINT, "in a step")
