@@ -79,9 +79,13 @@ def settle(dataset: Any, path: Path, mended: bool = False) -> int:
 
 def _tasks(dataset: Any, path: Path) -> Iterator[Task]:
     number, what = 0, path.stem  # dataset or validation: the argument that they came as
+    first: dict[str, int] = {}
     for number, row in enumerate(_rows(dataset, what), start=1):
         task = row if isinstance(row, Task) else _task(row, number, path)
-        admission.check(task, f"row {number} of the {what}")
+        where = f"row {number} of the {what}"
+        admission.check(task, where)
+        if (other := first.setdefault(task.id, number)) != number:
+            raise ValueError(f"{where} has the id {task.id!r}, as row {other}; ids must be unique")
         yield task
     if not number:
         raise ValueError(f"the {what} has no rows; give at least one")

@@ -93,7 +93,7 @@ def test_tasks_are_rows_too(tmp_path):
         ([ROWS[0] | {"answers": []}], "row 1 of the dataset has no gold answer"),
         ([ROWS[0] | {"answers": [5]}], "row 1 of the dataset: 'answers' must be a list of strings"),
         ([ROWS[0] | {"question": None}], "row 1 of the dataset has no column 'question'"),
-        ([ROWS[2], ROWS[2]], "two tasks have the id 'mine'"),
+        ([ROWS[2], ROWS[2]], "row 2 of the dataset has the id 'mine', as row 1"),
         (
             [ROWS[0] | {"image": object()}],
             "JSON cannot hold the column 'image' of type object",
