@@ -39,7 +39,7 @@ class FileDocument:
             raise CannotRead(f"cannot read {self.path}: {error.strerror}") from None
 
     def _decoded(self, file: BinaryIO) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a byte order mark is no text
         self.bytes_read = 0
         while True:
             at, block = self.bytes_read, file.read(PIECE)

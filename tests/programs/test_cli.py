@@ -61,6 +61,7 @@ def test_ask_reads_standard_input(story, capsys, monkeypatch):
     "content, says",
     [
         (b"", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),  # a byte order mark alone
         (b"PK\x03\x04\x00\x00rest", "binary file"),
         (b"caf\xe9 au lait " * 9, "not UTF-8 text"),
         (None, "No such file"),
