@@ -32,6 +32,14 @@ def inside_a_loop(function):
     return asyncio.run(cell())
 
 
+@pytest.fixture
+def default_handler():
+    """Ctrl-C raises, as Python begins, whatever another test's file has left behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("call", [lambda f: f(), inside_a_loop], ids=["plain", "in a loop"])
 def test_results_and_failures_come_back(call):
     assert call(lambda: waiting.run(doubled(4))) == 8
@@ -78,7 +86,7 @@ def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
     assert put_away
 
 
-def test_ctrl_c_ends_what_a_coroutine_waits_for():
+def test_ctrl_c_ends_what_a_coroutine_waits_for(default_handler):
     """The handler of `asyncio.run` cancels a task and raises nothing: that task waits here."""
     put_away = []
 

@@ -210,12 +210,14 @@ def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(fleet.Fleet, "publish", killed)
             run(folder, *APART, *LIVE, "--config.fleet.slack=1")
-    assert 1 in lines(folder, "ledger.jsonl")[0]["out"]
+    out = lines(folder, "ledger.jsonl")[0]["out"]
+    assert 1 in out  # and on a busy machine others
     changed = ("--config.fleet.live=false", "--config.fleet.slack=0")
     with readers(folder, "one"):
         run(folder, *APART, *LIVE, *changed, resume=True)
     by_step = draws(folder)
-    assert by_step[1][0] == 1 and sorted(itertools.chain(*by_step)) == list(range(12))
+    assert list(by_step[1][: len(out)]) == sorted(out)[: len(by_step[1])]
+    assert sorted(itertools.chain(*by_step)) == list(range(12))
 
 
 def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
