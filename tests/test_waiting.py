@@ -32,6 +32,17 @@ def inside_a_loop(function):
     return asyncio.run(cell())
 
 
+async def endless(put_away):
+    """Ctrl-C comes while it waits."""
+    try:
+        threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)
+        put_away.append(True)
+        raise
+
+
 @pytest.fixture
 def default_handler():
     """Ctrl-C raises, as Python begins, whatever another test's file has left behind."""
@@ -64,21 +75,12 @@ def test_what_the_caller_holds_is_held_in_the_thread():
 def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
     put_away = []
 
-    async def endless():
-        try:
-            threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-            put_away.append(True)
-            raise
-
     def cell():
         # As ipykernel does it for every cell; asyncio.run's own handler would ask for a second.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
-                waiting.run(endless())
+                waiting.run(endless(put_away))
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -89,16 +91,8 @@ def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
 def test_ctrl_c_ends_what_a_coroutine_waits_for(default_handler):
     """The handler of `asyncio.run` cancels a task and raises nothing: that task waits here."""
     put_away = []
-
-    async def endless():
-        try:
-            threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
-            await asyncio.sleep(600)
-        finally:
-            put_away.append(True)
-
     with pytest.raises(KeyboardInterrupt):
-        inside_a_loop(lambda: waiting.run(endless()))
+        inside_a_loop(lambda: waiting.run(endless(put_away)))
     assert put_away
 
 

@@ -81,8 +81,8 @@ def _tasks(dataset: Any, path: Path) -> Iterator[Task]:
     number, what = 0, path.stem  # dataset or validation: the argument that they came as
     first: dict[str, int] = {}
     for number, row in enumerate(_rows(dataset, what), start=1):
-        task = row if isinstance(row, Task) else _task(row, number, path)
         where = f"row {number} of the {what}"
+        task = row if isinstance(row, Task) else _task(row, where, number, path.name)
         admission.check(task, where)
         if (other := first.setdefault(task.id, number)) != number:
             raise ValueError(f"{where} has the id {task.id!r}, as row {other}; ids must be unique")
@@ -105,8 +105,7 @@ def _rows(dataset: Any, what: str) -> Iterable[Any]:
     return dataset
 
 
-def _task(row: Any, number: int, path: Path) -> Task:
-    where = f"row {number} of the {path.stem}"
+def _task(row: Any, where: str, number: int, file: str) -> Task:
     if not isinstance(row, Mapping):
         kind = type(row).__name__
         raise ValueError(f"{where} is of type {kind}, and no mapping of columns: {row!r:.80}")
@@ -130,7 +129,7 @@ def _task(row: Any, number: int, path: Path) -> Task:
             )
         others = {name: columns.pop(name) for name in sorted(set(columns) - set(COLUMNS))}
         columns["extra"] = {**others, **extra}
-    return formats.task_of(found, where, f"{path.name}:{number}")[0]
+    return formats.task_of(found, where, f"{file}:{number}")[0]
 
 
 def _json(columns: Mapping[str, Any], where: str) -> str:
