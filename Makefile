@@ -9,9 +9,12 @@ export PYTHONDONTWRITEBYTECODE :=
 # Test processes, of up to 2 GB each; a file's tests stay together, they share what is compiled.
 JOBS ?= 2
 # Tests compile far more than they compute: without LLVM's optimisation a quarter less CPU time,
-# with a loop for each fusion, instead of MLIR's pipeline, half of the rest.
-SLOW_FLAGS := --xla_backend_optimization_level=0
-TEST_FLAGS := $(SLOW_FLAGS) --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+# with a loop for each fusion, instead of MLIR's pipeline, half of the rest, and in one piece half of
+# that where programs are for several devices.
+TEST_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+# All of training and all methods of reading, compiled as users get them: a defect of XLA's fusions
+# has to show somewhere.
+AS_USERS := tests/test_loop.py tests/programs/test_evaluate.py
 # A test process that dies ends the tests by the name of its test; replaced, it leaves pytest-xdist
 # waiting for ever (its issues 784 and 1378).
 DEATHS := --max-worker-restart 0
@@ -90,10 +93,9 @@ test: export XLA_FLAGS := $(TEST_FLAGS)
 test: install ## the default tests: no network, no accelerator
 	$(BIN)/python -m pytest $(DEATHS) --numprocesses $(JOBS) --dist loadfile
 
-# With the fusions that users get: a defect of theirs has to show somewhere.
-test-slow: export XLA_FLAGS := $(SLOW_FLAGS)
 test-slow: $(VENV)/slow $(SMOLLM_FILE) ## the tests marked slow, compiling for TPUs and LangChain among them
-	$(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load
+	$(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load $(AS_USERS)
+	XLA_FLAGS='$(TEST_FLAGS)' $(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load $(AS_USERS:%=--ignore=%)
 
 lint: install ## style and the floors of the architecture
 	$(BIN)/ruff check .

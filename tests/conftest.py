@@ -39,6 +39,17 @@ MAPS = pathlib.Path("/proc/self/maps")
 MAPS_KEPT = 20_000
 
 
+def pytest_runtest_logreport(report):
+    """A failure is told at once: a run that is cut off at its time prints no summary.
+
+    Here the processes that test are silent, and the one that reports them is not.
+    """
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)  # a process that died has none
+        told = (crash.message if crash else report.longreprtext).strip().splitlines()[:1]
+        print(f"\nFAILED {report.nodeid} ({report.when}):", *told, file=sys.stderr, flush=True)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_earlier_files_are_let_go():
     """The programs of the files before are dropped when their memory maps have become many."""

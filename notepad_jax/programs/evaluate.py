@@ -88,7 +88,7 @@ def identity(config: Config) -> dict[str, Any]:
     }
 
 
-def read(
+async def read(
     config: Config,
     subject: Subject,
     planned: Sequence[EvalJob],
@@ -97,18 +97,6 @@ def read(
     screen: Screen,
 ) -> list[Result]:
     """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
-    waiting.run(_read(config, subject, planned, label, readings, screen))
-    return readings.of(item for job in planned for item in job.items)
-
-
-async def _read(
-    config: Config,
-    subject: Subject,
-    planned: Sequence[EvalJob],
-    label: str,
-    readings: Readings,
-    screen: Screen,
-) -> None:
     e = config.evaluate
     excerpts = methods.Excerpts(subject.tokenizer, e.context)
     left = [(job, readings.missing(job.items)) for job in planned]
@@ -138,17 +126,12 @@ async def _read(
                 job = dataclasses.replace(job, items=tuple(items))
                 with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
                     await measure(
-                        items,
-                        reader,
-                        on_progress,
-                        excerpts,
-                        readings.trace_of,
-                        readings.add,
-                        on_failure,
-                        judge,
-                    )
+                        items, reader, on_progress, excerpts, readings.trace_of, readings.add,
+                        on_failure, judge,
+                    )  # fmt: skip
                 _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)
+    return readings.of(item for job in planned for item in job.items)
 
 
 def judge_of(config: Config) -> Judge | None:
@@ -215,7 +198,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Evalu
     who = {"reader": reader.name, **reader.dtypes}
     with Readings(folder, identity(config) | who) as readings:
         write_sealed(folder / CONFIG, keys.plain(config))
-        results = read(config, reader, planned, "eval", readings, screen)
+        results = waiting.run(read(config, reader, planned, "eval", readings, screen))
         outcome = evaluation_page.EvaluationReport(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),

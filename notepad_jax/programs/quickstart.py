@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notepad_jax import keys
+from notepad_jax import keys, waiting
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
@@ -168,7 +168,7 @@ def measured(
     tasks = {n: eval_jobs.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
     planned = eval_jobs.jobs(config, tasks)
     with Readings(folder, evaluate.identity(config)) as readings:
-        results = evaluate.read(config, subject, planned, label, readings, screen)
+        results = waiting.run(evaluate.read(config, subject, planned, label, readings, screen))
         return results, examples(results, readings)
 
 

@@ -84,7 +84,9 @@ def laid(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> tuple:
     layers = trained["layers"]  # B begins at zero, and then A has no gradient
     return frozen, {
         "layers": {
-            name: place.commit(jax.random.normal(jax.random.key(2), leaf.shape), leaf.sharding)
+            name: place.commit(
+                0.1 * jax.random.normal(jax.random.key(2), leaf.shape), leaf.sharding
+            )
             for name, leaf in layers.items()
         }
     }

@@ -93,6 +93,13 @@ def test_what_the_sampler_says_of_a_number_is_told_whole():
     assert said.endswith("or at least 0.0001 and at most 10000")
 
 
+def test_what_was_sent_is_repeated_and_a_long_name_is_cut_with_dots():
+    said = refusal(requests.chat, CHAT | {"model": 3}).error["message"]
+    assert said == "model is 3 and has to be a text; /v1/models lists those that are served"
+    said = refusal(requests.chat, CHAT | {"x" * 999: 3}).error["message"]
+    assert "xx... here; leave it out" in said and len(said) < 300
+
+
 @pytest.mark.parametrize(
     "raw, said",
     [

@@ -20,7 +20,7 @@ from notepad_jax.serve.completions import requests
 from notepad_jax.serve.completions.choices import WholeChoice
 from notepad_jax.serve.completions.requests import Body, Continue
 from notepad_jax.serve.completions.responses import Completions
-from notepad_jax.serve.http.errors import bad, shown
+from notepad_jax.serve.http.errors import bad, plain
 from notepad_jax.types import (
     NO_TOKENS,
     Completion,
@@ -153,7 +153,7 @@ def generation(body: Body, model: str) -> Continue:
     """Returns a checked body of /generate as the completion that it asks for."""
     for name in body:
         if name not in _GENERATE:
-            name = shown(name)[1:-1]
+            name = plain(name)
             raise bad(name, f"there is no parameter {name} here; leave it out")
     if body.get("stream") or body.get("logprob_start_len") not in (None, -1):
         name = "stream" if body.get("stream") else "logprob_start_len"
@@ -164,7 +164,7 @@ def generation(body: Body, model: str) -> Continue:
     for name, value in given.items():
         only = _SAMPLING_ONLY.get(name, ())
         if name not in _SAMPLING and value is not None and value not in only:
-            name = f"sampling_params.{shown(name)[1:-1]}"
+            name = f"sampling_params.{plain(name)}"
             raise bad(name, f"{name} is not supported; leave it out")
     if ("text" in body) == ("input_ids" in body):
         raise bad("input_ids", "give one of input_ids and text")

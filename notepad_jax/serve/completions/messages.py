@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
-from notepad_jax.serve.http.errors import bad, shown
+from notepad_jax.serve.http.errors import bad, plain, shown
 from notepad_jax.text.token_blocks import well_formed
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -67,7 +67,7 @@ def _message(value: Any, where: str) -> Message:
             continue
         if name == "name" and isinstance(said, str):
             continue
-        name = f"{where}.{shown(name)[1:-1]}"
+        name = f"{where}.{plain(name)}"
         raise bad(name, f"{name} is not supported; a message has a role and texts as content")
     return Message(role, _parts(value.get("content"), f"{where}.content"))
 

@@ -17,7 +17,7 @@ from typing import Any
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.conversations import Conversations
-from notepad_jax.serve.http.errors import Refusal, bad, shown
+from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Grammar, Streamer, Tokens, tokens
@@ -81,7 +81,7 @@ class Served:
         try:
             return self.grammar(schema)
         except ValueError as error:
-            raise bad(param, f"the schema cannot be followed: {shown(str(error))[1:-1]}") from None
+            raise bad(param, f"the schema cannot be followed: {plain(str(error))}") from None
 
     def known(self, ids: Sequence[int], param: str) -> Tokens:
         """Returns a request's ids; Refusal, which names `param`, for one that no token has."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.serve.completions.messages import Message, messages
-from notepad_jax.serve.http.bodies import Body, check_names, flag, whole
-from notepad_jax.serve.http.errors import bad, shown
+from notepad_jax.serve.http.bodies import Body, check_names, flag, text, whole
+from notepad_jax.serve.http.errors import bad, plain, shown
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import MOST_TOP_LOGPROBS, SamplingParams
 
@@ -24,6 +24,7 @@ MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 LARGEST_SCHEMA = 1 << 16  # characters
 SEEDS = 2**63
+LISTED = "/v1/models lists those that are served"
 
 _SHARED = (
     "model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stop_token_ids",
@@ -97,7 +98,7 @@ def chat(body: Body) -> Chat:
     limits, told_as = notepad_of(body, how.stream)
     if told_as is not None:
         how = dataclasses.replace(how, memories=told_as)
-    return Chat(_model(body), messages(body), how, limits, _questions(body, how.n))
+    return Chat(text(body, "model", LISTED), messages(body), how, limits, _questions(body, how.n))
 
 
 def _questions(body: Body, n: int) -> tuple[str, ...]:
@@ -133,7 +134,7 @@ def notepad_of(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:
         raise bad("notepad", f"notepad is {shown(given)}; it must be an object")
     for name in given:
         if name not in ("as", *LIMITS):
-            name = f"notepad.{shown(name)[1:-1]}"
+            name = f"notepad.{plain(name)}"
             raise bad(name, f"there is no {name} here; leave it out")
     told_as = given.get("as")
     if told_as is not None and told_as not in MEMORIES:
@@ -154,14 +155,7 @@ def completion(body: Body) -> Continue:
     if scores is not None and how.stream:
         raise bad("prompt_logprobs", "prompt_logprobs come with a whole reply; leave stream out")
     how = dataclasses.replace(how, prompt_logprobs=scores)
-    return Continue(_model(body), _prompts(body), how)
-
-
-def _model(body: Body) -> str:
-    name = body.get("model")
-    if not isinstance(name, str):
-        raise bad("model", "model is missing; /v1/models lists those that are served")
-    return name
+    return Continue(text(body, "model", LISTED), _prompts(body), how)
 
 
 def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
@@ -171,7 +165,7 @@ def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
         raise bad("stream_options", "stream_options is an object, and needs stream: true")
     for name in options or {}:
         if name not in OPTIONS:
-            name = f"stream_options.{shown(name)[1:-1]}"
+            name = f"stream_options.{plain(name)}"
             raise bad(name, f"there is no {name} here; leave it out")
     ids = body.get("stop_token_ids")
     # Obfuscation pads chunks with noise; asked for or not, we send none.
@@ -226,7 +220,7 @@ def _schema(body: Body) -> str | None:
         raise bad(where, f"{where} is {shown(given)}; its type must be one of {', '.join(kinds)}")
     for name in given:
         if name != "type" and name not in kinds[kind]:
-            name = f"{where}.{shown(name)[1:-1]}"
+            name = f"{where}.{plain(name)}"
             raise bad(name, f"there is no {name} here; leave it out")
     if kind != "json_schema":
         return None if kind == "text" else json.dumps({"type": "object"})
@@ -238,7 +232,7 @@ def _schema(body: Body) -> str | None:
         )
     for name in about:
         if name not in ("name", "description", "schema", "strict"):
-            name = f"{where}.{shown(name)[1:-1]}"
+            name = f"{where}.{plain(name)}"
             raise bad(name, f"there is no {name} here; leave it out")
     schema = json.dumps(about["schema"])
     if len(schema) > LARGEST_SCHEMA:

@@ -18,7 +18,7 @@ from notepad_jax.serve.documents import multipart, uploads
 from notepad_jax.serve.documents.store import LARGEST, PURPOSES, Files, name_of, put_name
 from notepad_jax.serve.documents.uploads import Uploads
 from notepad_jax.serve.http import bodies
-from notepad_jax.serve.http.errors import Refusal, bad, shown
+from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
 from notepad_jax.serve.http.web import OpenFile, answer, body_of
 
 MOST_LISTED = 10_000
@@ -61,7 +61,7 @@ class FileRoutes:
             form = await multipart.received(request, "file", coming)
             for name in form.fields:
                 if name != "purpose":
-                    name = shown(name)[1:-1]
+                    name = plain(name)
                     raise bad(name, f"{name} is not supported; leave it out")
             purpose = _purpose(form.fields.get("purpose"))
             name = name_of(form.filename or "", "file")
@@ -82,7 +82,7 @@ class FileRoutes:
         query = request.query_params
         for name in query:
             if name not in ("purpose", "limit", "order", "after"):
-                name = shown(name)[1:-1]
+                name = plain(name)
                 raise bad(name, f"there is no parameter {name} here; leave it out")
         order, limit = query.get("order", "desc"), query.get("limit", str(MOST_LISTED))
         if order not in ("asc", "desc"):

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from notepad_jax.serve.http.errors import Refusal, bad, shown
+from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
 
 Body = Mapping[str, Any]
 LONGEST_NAME = 256  # characters
@@ -45,7 +45,7 @@ def parsed(raw: bytes) -> Body:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
-        raise Refusal(400, f"the body is not JSON: {shown(said)[1:-1]}") from None
+        raise Refusal(400, f"the body is not JSON: {plain(said)}") from None
     if not isinstance(body, dict):
         raise Refusal(400, f"the body is JSON, but no object: {shown(body)}")
     return body
@@ -61,7 +61,7 @@ def check_names(body: Body, known: tuple[str, ...]) -> None:
         if name in known or name in ACCEPTED or (value is None and name in ONLY):
             continue
         if name not in ONLY:
-            name = shown(name)[1:-1]
+            name = plain(name)
             raise bad(name, f"there is no parameter {name} here; leave it out")
         if not any(value == one and type(value) in _like(one) for one in ONLY[name]):
             mend = f"the only value it may have is {ONLY[name][0]!r}; " if ONLY[name] else ""
@@ -71,6 +71,15 @@ def check_names(body: Body, known: tuple[str, ...]) -> None:
 def _like(value: Any) -> tuple[type, ...]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return (int, float) if number else (type(value),)
+
+
+def text(body: Body, name: str, mend: str) -> str:
+    """Returns a text that a body has to hold; Refusal, with the mend, for anything else."""
+    value = body.get(name)
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"is {shown(value)} and has to be a text"
+        raise bad(name, f"{name} {what}; {mend}")
+    return value
 
 
 def whole(

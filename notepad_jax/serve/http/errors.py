@@ -29,5 +29,13 @@ def bad(param: str, message: str, code: str | None = None) -> Refusal:
 
 def shown(value: Any) -> str:
     """Returns a value of a request as a message repeats it: in one line, and short."""
-    text = repr(value)
+    return _short(repr(value))
+
+
+def plain(text: str) -> str:
+    """As `shown`, without quotes: a parameter's name, or what a library says."""
+    return _short(repr(text)[1:-1])
+
+
+def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

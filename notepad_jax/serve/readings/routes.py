@@ -151,9 +151,7 @@ class ReadingRoutes:
             self._served.named(model)  # or it is refused as unknown
         if model != self._served.ids[1]:
             raise bad("model", f"readings are of the model {self._served.ids[1]}; leave it out")
-        file_id = body.get("file_id")
-        if not isinstance(file_id, str):
-            raise bad("file_id", "file_id is missing; send a document to /v1/files first")
+        file_id = bodies.text(body, "file_id", "send a document to /v1/files first")
         self._files.document(file_id, "file_id")
         questions = requests.questions_of(body)
         for number, question in enumerate(questions):
