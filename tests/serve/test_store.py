@@ -1,6 +1,7 @@
 """Files over HTTP: what comes is whole or nothing, lies where it should, and is read as a text."""
 
 import asyncio
+import codecs
 import contextlib
 import errno
 import http.client
@@ -76,8 +77,9 @@ def test_openais_client_sends_lists_reads_and_deletes_files(stock, folder):
     assert refused.value.param == "purpose" and left(folder) == before
 
 
-def test_a_file_is_read_as_its_text_would_be(url, stock):
-    sent = stock.files.create(file=("book", WORDS.encode()), purpose="user_data")
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["text", "byte order mark"])
+def test_a_file_is_read_as_its_text_would_be(mark, url, stock):
+    sent = stock.files.create(file=("book", mark + WORDS.encode()), purpose="user_data")
     text = {"type": "text", "text": WORDS}
     assert said(ask(url, file_part(sent.id), QUESTION)) == said(ask(url, text, QUESTION))
     two = ask(url, text, file_part(sent.id), file_part(sent.id), QUESTION)

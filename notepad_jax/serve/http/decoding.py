@@ -20,7 +20,7 @@ class Decoding:
     """An incremental decoder of UTF-8 that comes in blocks, wherever they are cut."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a byte order mark is no text
         self._size = 0
 
     def add(self, block: bytes, final: bool = False) -> str:
