@@ -20,6 +20,10 @@ rng = np.random.default_rng(0)
 T, N, K, H = 136, 2, 1, 64
 q, k, v = (jnp.asarray(rng.normal(size=(4, T, n, H)), jnp.float32) for n in (N, K, K))
 kv_end = jnp.asarray(np.stack([layouts.kv_end(rng, T) for _ in range(4)]))
+# Not the mean square: a query that sees one key has no gradient but the rounding of d_out . v less
+# d_out . out, and there d_out is v: 64 terms of one sign, whose order would decide (4.5e-6 of the
+# largest dk without AVX-512, with these .8e-6).
+drawn = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
 
 def shard(q, k, v, kv_end):
     blocks = pallas_kernels.packed_schedule(kv_end, T, head_size=H, dtype=q.dtype)
@@ -31,16 +35,14 @@ def loss(q, k, v):
     rows = jax.shard_map(
         shard, mesh=mesh, in_specs=(P("rows"),) * 4, out_specs=P("rows"), check_vma=False
     )
-    return (rows(q, k, v, kv_end) ** 2).mean()
+    return (rows(q, k, v, kv_end) * drawn).mean()
 
 step = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
 want = step(q, k, v)
 with pallas_kernels.using("interpret"):
     got = step(q, k, v)
-# The bound of a float32 sum of T terms, T * 2**-24: what of it is met depends on a processor's
-# order of summation (of the largest dk, less than 2e-6 with AVX-512 and 4.5e-6 with AVX2).
 for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_allclose(a, b, atol=T * 2**-24 * float(abs(b).max()))
+    np.testing.assert_allclose(a, b, atol=2e-6 * float(abs(b).max()))
 
 os.environ["PJRT_NPROC"] = "4"  # as many threads as devices hang
 try:
