@@ -14,6 +14,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.folder = "data/starter"
+    config.reads_as = "quickstart"  # a config: its reading settings are written beside the policy
     config.checkpoints = ""  # a folder: save there, and go on from there after a kill
     config.checkpoint_every = 500  # steps
 

@@ -14,5 +14,6 @@ from configs import starter_rounds
 def get_config() -> ConfigDict:
     config = starter_rounds.get_config()
     config.folder = "runs/starter_exits"
+    config.reads_as = "exits"
     config.habits.update(leave=0.4, stay=0.8)
     return config

@@ -15,6 +15,7 @@ from configs import starter
 def get_config() -> ConfigDict:
     config = starter.get_config()
     config.folder = "runs/starter_mix"
+    config.reads_as = "mix"
     config.mixed = True
     config.noise = 0.0
     config.first_window = 0

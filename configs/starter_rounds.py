@@ -14,6 +14,7 @@ from configs import starter
 def get_config() -> ConfigDict:
     config = starter.get_config()
     config.folder = "runs/starter_rounds"
+    config.reads_as = "rounds"
     config.rounds = True
     # Where nothing is to be noted one time of ten something is, and of notes that matter a third
     # is dropped.

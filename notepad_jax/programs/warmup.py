@@ -27,6 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from notepad_jax import keys
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.training_state import Checkpoints
@@ -36,6 +37,7 @@ from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
+from notepad_jax.setup import configuration, habits, policies
 from notepad_jax.setup.config.whole import Starter
 from notepad_jax.starter import lessons, mixed_lessons, published, rounds_lessons, vocabulary
 from notepad_jax.telemetry.screen import Screen
@@ -199,9 +201,9 @@ def shaken(params: Params, noise: float, key: Array) -> Params:
         size = share * noise * jnp.sqrt(jnp.mean(leaf * leaf))
         return leaf + size * jax.random.normal(key, leaf.shape)
 
-    keys = jax.random.split(key, len(jax.tree.leaves(params)))
-    keys = jax.tree.unflatten(jax.tree.structure(params), list(keys))
-    return jax.tree.map_with_path(one, params, keys)
+    one_each = jax.random.split(key, len(jax.tree.leaves(params)))
+    one_each = jax.tree.unflatten(jax.tree.structure(params), list(one_each))
+    return jax.tree.map_with_path(one, params, one_each)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
@@ -265,6 +267,7 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
+    said = policies.of_config(keys.plain(configuration.load(config.reads_as)))
     optimizer, rate = make_optimizer(config.optimizer), schedule(config.optimizer)
     params = initial_params(policy, config.seed, **vars(config.initial))
     opt_state = place.commit(optimizer.init(params))
@@ -295,7 +298,9 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
             checkpoints = Checkpoints(config.checkpoints, keep=1)
             checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
     bar.finish()
-    folder = _write(policy, params, Path(config.folder))
+    folder = Path(config.folder)
+    reads_as = habits.files(said, folder, screen.warn)
+    _write(policy, params, folder, published.files() | reads_as)
     screen.say(f"wrote {folder} after {time.monotonic() - began:.0f} s")
     return last
 
@@ -310,12 +315,9 @@ def _restore(
     return saved.step, saved.params, saved.opt
 
 
-def _write(policy: PolicyConfig, params: Params, folder: Path) -> Path:
-    """Writes the Hugging Face folder, keeping what else lies in it (its README)."""
-    readme = folder / "README.md"
-    kept = readme.read_bytes() if readme.exists() else None
+def _write(policy: PolicyConfig, params: Params, folder: Path, beside: dict[str, bytes]) -> None:
+    """Writes the Hugging Face folder, keeping its README."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    huggingface.export_params(policy, params, folder, published.files())
-    if kept is not None:
-        readme.write_bytes(kept)
-    return folder
+    readme = folder / "README.md"
+    kept = {readme.name: readme.read_bytes()} if readme.exists() else {}
+    huggingface.export_params(policy, params, folder, beside | kept)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +197,17 @@ def reads_as(name: str | Path) -> dict[str, Any]:
     for folder in filter(None, (policy.adapters, policy.home)):
         if carried := habits.read(folder):
             return carried
-    said = _said(Path(policy.home))
-    found = {name: said[name] for name in ("dtype", "reading", "engine") if name in said}
-    if "reading" not in found:
+    return of_config(_said(Path(policy.home)))
+
+
+def of_config(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a config says how to read; {} of one that does not say it."""
+    if "reading" not in said:
         return {}
-    found["engine"] = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
+    engine = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
     chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
-    return found | {"evaluate": chunk}
+    told = {k: said[k] for k in ("dtype", "reading") if k in said}
+    return told | {"engine": engine, "evaluate": chunk}
 
 
 def chats(name: str | Path) -> bool:

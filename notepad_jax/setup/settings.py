@@ -116,10 +116,6 @@ def _found(
     own = policies.reads_as(name)
     if policies.chats(name):
         return loaded(SUITES if measured else PUBLISHED, said)
-    if suite and not own:
-        usual = keys.plain(configuration.load(OURS))
-        own = {key: usual[key] for key in ("reading", "engine")}
-        own["evaluate"] = {"chunk_size": usual["evaluate"]["chunk_size"]}
     return loaded(SUITES if suite else OURS, said, lent=own)
 
 

@@ -18,7 +18,7 @@ from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import init_params
 from notepad_jax.programs import warmup
-from notepad_jax.setup import configuration
+from notepad_jax.setup import configuration, habits, policies
 from notepad_jax.starter import lessons, mixed_lessons, vocabulary
 from notepad_jax.starter.habits import Habits
 from notepad_jax.telemetry.progress import choose
@@ -110,6 +110,22 @@ def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
     last = warmup.run(config, choose(quiet=True))
     assert last["loss@64"] < 0.75 * np.log(len(vocabulary.PIECES))
     assert (folder / "README.md").read_text() == "mine"
+    assert policies.reads_as(folder) == policies.reads_as(STARTER)  # both are the quick start's
+
+
+def test_the_shipped_starter_is_read_as_the_quick_start_reads():
+    usual = keys.plain(configuration.load("quickstart"))
+    said = policies.reads_as(STARTER)
+    assert said["reading"] == usual["reading"]
+    assert said["evaluate"] == {"chunk_size": usual["evaluate"]["chunk_size"]}
+    machine = {key: usual["engine"][key] for key in habits.MACHINE if key in usual["engine"]}
+    assert machine and said["engine"] | machine == usual["engine"]
+
+
+@pytest.mark.parametrize("starter", ["starter", "starter_mix", "starter_rounds", "starter_exits"])
+def test_a_starter_is_read_by_the_config_that_trains_it(starter):
+    config = configuration.load(starter)
+    assert configuration.load(config.reads_as).policy == config.folder
 
 
 def test_the_command_makes_what_its_config_says(tmp_path, capsys):

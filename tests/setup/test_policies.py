@@ -141,7 +141,7 @@ def test_a_run_is_read_as_it_was_trained(here, monkeypatch):
         "dtype": "bfloat16", "reading": said["reading"], "engine": {"slots": 5},
         "evaluate": {"chunk_size": 80},
     }  # fmt: skip
-    assert policies.reads_as("published") == policies.reads_as(STARTER) == {}
+    assert policies.reads_as("published") == {}
     seen = []
 
     def nobody(config, screen, suite=""):

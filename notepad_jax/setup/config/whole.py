@@ -157,6 +157,10 @@ class Starter(AnyConfig):
         "where the finished policy is written, in Hugging Face layout. What lies there is "
         "replaced; its README.md is kept",
     )
+    reads_as: str = key(
+        "config",
+        "whose reading and engine settings are written beside the policy: it is read by them",
+    )
     checkpoints: str = key(
         "folder",
         "save there, and go on from there when started again. Empty: no checkpoints",
