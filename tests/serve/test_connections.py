@@ -19,8 +19,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import uvicorn
 
-from notepad_jax.serve.http.connections import OTHERS, ConnectionLimits, within_descriptors
+from notepad_jax.serve.http.connections import (
+    OTHERS,
+    ConnectionLimits,
+    Server,
+    within_descriptors,
+)
 from notepad_jax.serve.http.log import FEW, RateLimit
 from notepad_jax.serve.http.web import Bodies
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, running, served, until
@@ -277,3 +283,24 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_a_server_that_has_started_listens(monkeypatch):
+    """Whoever waits for `started` connects at once."""
+    met = []
+
+    async def started(server, sockets):
+        with socket.create_connection(place.getsockname(), timeout=LATE):
+            met.append(server)
+
+    async def begin():
+        await server.startup([place])
+        accepting, watching = server._tasks
+        accepting.cancel(), watching.cancel()
+
+    monkeypatch.setattr(uvicorn.Server, "startup", started)
+    server = Server(None, SHORT, lambda: None, farewell=1)
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        asyncio.run(begin())
+    assert met == [server]

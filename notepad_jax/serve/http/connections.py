@@ -162,9 +162,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         (place,) = sockets
-        await super().startup(sockets=[])
         place.setblocking(False)
-        place.listen(self.config.backlog)
+        place.listen(self.config.backlog)  # before others are told that it has started
+        await super().startup(sockets=[])
         self._tasks = (
             asyncio.create_task(self._accept(place)), asyncio.create_task(self._watch()),
         )  # fmt: skip
