@@ -299,8 +299,7 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
             checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
     bar.finish()
     folder = Path(config.folder)
-    reads_as = habits.files(said, folder, screen.warn)
-    _write(policy, params, folder, published.files() | reads_as)
+    _write(policy, params, folder, published.files() | habits.files(said, folder, screen.warn))
     screen.say(f"wrote {folder} after {time.monotonic() - began:.0f} s")
     return last
 

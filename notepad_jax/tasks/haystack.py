@@ -42,6 +42,7 @@ _NOISE = (
 )
 _SKIPPED = {"__pycache__", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = {"body", "handlers", "orelse", "finalbody", "cases"}  # of statements
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z])")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 _REAL_PROSE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'\"()\-]*[.!?]")
@@ -151,7 +152,7 @@ def stdlib_prose() -> Haystack:
 
     Modules in the order of their names, each sentence once; lists, code and anything with
     odd characters is left out. The same for one version of Python, not across versions.
-    Takes two or three seconds, once per process. Raises ValueError if the library has come
+    Takes some two seconds, once per process. Raises ValueError if the library has come
     without its sources.
     """
     folder = sysconfig.get_path("stdlib")
@@ -219,9 +220,7 @@ def _sentences_of(file: Path, content: bytes) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"{file} is not UTF-8 at byte {problem.start}; convert it to UTF-8"
-        ) from None
+        raise ValueError(f"{file} is not UTF-8 at byte {problem.start}; convert it") from None
     paragraphs = (" ".join(paragraph.split()) for paragraph in _PARAGRAPH_END.split(text))
     sentences = [s for paragraph in paragraphs for s in _SENTENCE_END.split(paragraph) if s]
     if not sentences:
@@ -249,8 +248,10 @@ def _docstrings(path: Path) -> Iterable[str]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []  # the library holds a few files that are not meant to be parsed
-    nodes = (node for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
-    return filter(None, (ast.get_docstring(node) for node in nodes))
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # as ast.walk, breadth first, but not into the many expressions
+        nodes += (one for block in node._fields if block in _BLOCKS for one in getattr(node, block))
+    return filter(None, (ast.get_docstring(n) for n in nodes if isinstance(n, _DOCUMENTED)))
 
 
 def _is_prose(sentence: str) -> bool:
