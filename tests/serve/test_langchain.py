@@ -198,7 +198,9 @@ def test_impatient_clients_that_ask_again_find_the_reading_that_they_began():
         said = client.invoke(asked())
         (told,) = said.response_metadata["token_usage"]["notepad"]
         assert len(streamer.asked) == told["turns"] > 4  # of 0.1 s at least
-        assert said.content and streamer.seats == 0
+        # What is answered is drawn by chance, and may be nothing.
+        assert said.response_metadata["finish_reason"] in ("stop", "length")
+        assert streamer.seats == 0
 
 
 def test_a_server_that_is_busy_is_asked_again():
