@@ -27,17 +27,17 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from notepad_jax import keys
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.grpo.optimizer import make_optimizer, schedule
+from notepad_jax.keys import plain
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
-from notepad_jax.setup import configuration, habits, policies
+from notepad_jax.setup import configuration, habits
 from notepad_jax.setup.config.whole import Starter
 from notepad_jax.starter import lessons, mixed_lessons, published, rounds_lessons, vocabulary
 from notepad_jax.telemetry.screen import Screen
@@ -201,9 +201,9 @@ def shaken(params: Params, noise: float, key: Array) -> Params:
         size = share * noise * jnp.sqrt(jnp.mean(leaf * leaf))
         return leaf + size * jax.random.normal(key, leaf.shape)
 
-    one_each = jax.random.split(key, len(jax.tree.leaves(params)))
-    one_each = jax.tree.unflatten(jax.tree.structure(params), list(one_each))
-    return jax.tree.map_with_path(one, params, one_each)
+    keys = jax.random.split(key, len(jax.tree.leaves(params)))
+    keys = jax.tree.unflatten(jax.tree.structure(params), list(keys))
+    return jax.tree.map_with_path(one, params, keys)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
@@ -267,7 +267,7 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
-    said = policies.of_config(keys.plain(configuration.load(config.reads_as)))
+    said = habits.of_config(plain(configuration.load(config.reads_as)))
     optimizer, rate = make_optimizer(config.optimizer), schedule(config.optimizer)
     params = initial_params(policy, config.seed, **vars(config.initial))
     opt_state = place.commit(optimizer.init(params))

@@ -127,7 +127,7 @@ def tasks_of(
     if e.suite == SYNTHETIC:
         return {length: tasks_of_length(config, length) for length in lengths}
     if config.sources is None:
-        raise ValueError(f"suite {e.suite} needs `sources`; leave --config out, or say ruler's")
+        raise ValueError(f"suite {e.suite} needs a config with `sources`: --config ruler, or none")
     samples = samples_of(config)
     if is_file(e.suite):
         return _of_file(config, lengths, samples, count, screen)

@@ -4,13 +4,14 @@ A run says in its config.json how it reads: template, chunk size, limits, the en
 is exported of it goes to people who do not have that, so `files` writes the same settings beside
 the weights or the adapters, and `read` gives them back to programs that read with that folder
 (`policies.reads_as`). A downloaded folder is data: it names no file outside it, and no code.
-Above: policies, and programs convert and export; below: text.prompts, whose templates these are.
+Above: policies, and programs convert, export and warmup; below: text.prompts, whose templates
+these are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,8 @@ def files(said: Mapping[str, Any], home: Path, warn: Callable[[str], None]) -> d
             reading["template"] = TEMPLATE
     if OWN in str(reading.get("memory_update", "")):
         warn(_left_out("reading.memory_update", reading.pop("memory_update"), "which is code"))
-    engine = {key: value for key, value in said.get("engine", {}).items() if key not in MACHINE}
-    carried = {**said, "reading": reading, "engine": engine}
-    return {**found, NAME: (json.dumps(carried, indent=2) + "\n").encode()}
+    text = json.dumps(of_config({**said, "reading": reading}, MACHINE), indent=2) + "\n"
+    return {**found, NAME: text.encode()}
 
 
 def _left_out(key: str, value: str, why: str) -> str:
@@ -92,6 +92,15 @@ def read(folder: str) -> dict[str, Any]:
                 f"which lies beside it"
             )
         reading["template"] = str(Path(folder, TEMPLATE))
-    engine = {key: value for key, value in said.get("engine", {}).items() if key not in MACHINE}
-    chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
-    return {**said, "reading": reading, "engine": engine, "evaluate": chunk}
+    return of_config({**said, "reading": reading}, MACHINE)
+
+
+def of_config(said: Mapping[str, Any], apart: Collection[str] = ("tensor",)) -> dict[str, Any]:
+    """Returns what of a config says how to read, but for the keys `apart` of its engine; {} of one
+    that does not say it."""
+    if "reading" not in said:
+        return {}
+    engine = {key: value for key, value in said.get("engine", {}).items() if key not in apart}
+    chunk = {key: value for key, value in said.get("evaluate", {}).items() if key == "chunk_size"}
+    told = {key: said[key] for key in ("dtype", "reading") if key in said}
+    return told | {"engine": engine, "evaluate": chunk}

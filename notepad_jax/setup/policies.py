@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -197,17 +197,7 @@ def reads_as(name: str | Path) -> dict[str, Any]:
     for folder in filter(None, (policy.adapters, policy.home)):
         if carried := habits.read(folder):
             return carried
-    return of_config(_said(Path(policy.home)))
-
-
-def of_config(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what of a config says how to read; {} of one that does not say it."""
-    if "reading" not in said:
-        return {}
-    engine = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
-    chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
-    told = {k: said[k] for k in ("dtype", "reading") if k in said}
-    return told | {"engine": engine, "evaluate": chunk}
+    return habits.of_config(_said(Path(policy.home)))
 
 
 def chats(name: str | Path) -> bool:

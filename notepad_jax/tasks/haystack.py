@@ -220,7 +220,9 @@ def _sentences_of(file: Path, content: bytes) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ValueError(f"{file} is not UTF-8 at byte {problem.start}; convert it") from None
+        raise ValueError(
+            f"{file} is not UTF-8 at byte {problem.start}; convert it to UTF-8"
+        ) from None
     paragraphs = (" ".join(paragraph.split()) for paragraph in _PARAGRAPH_END.split(text))
     sentences = [s for paragraph in paragraphs for s in _SENTENCE_END.split(paragraph) if s]
     if not sentences:

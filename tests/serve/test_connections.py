@@ -229,6 +229,27 @@ def test_so_many_connections_as_there_are_descriptors():
     assert within_descriptors(ConnectionLimits(connections=1)).connections == 1
 
 
+def test_a_server_that_has_started_listens(monkeypatch):
+    """Whoever waits for `started` connects at once."""
+    met = []
+
+    async def started(server, sockets):
+        with socket.create_connection(place.getsockname(), timeout=LATE):
+            met.append(server)
+
+    async def begin():
+        await server.startup([place])
+        for task in server._tasks:
+            task.cancel()
+
+    monkeypatch.setattr(uvicorn.Server, "startup", started)
+    server = Server(None, SHORT, lambda: None, farewell=1)
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        asyncio.run(begin())
+    assert met == [server]
+
+
 def test_a_line_of_code_writes_few_records(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -283,24 +304,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def test_a_server_that_has_started_listens(monkeypatch):
-    """Whoever waits for `started` connects at once."""
-    met = []
-
-    async def started(server, sockets):
-        with socket.create_connection(place.getsockname(), timeout=LATE):
-            met.append(server)
-
-    async def begin():
-        await server.startup([place])
-        accepting, watching = server._tasks
-        accepting.cancel(), watching.cancel()
-
-    monkeypatch.setattr(uvicorn.Server, "startup", started)
-    server = Server(None, SHORT, lambda: None, farewell=1)
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        asyncio.run(begin())
-    assert met == [server]

@@ -8,6 +8,7 @@ which downloads its words, is not asked for anything.
 
 import asyncio
 import importlib
+import itertools
 import os
 
 import httpx2
@@ -190,17 +191,17 @@ def test_what_is_not_supported_is_said_by_name(url):
         chat(url, api_key="wrong").invoke("who ?")
 
 
-def test_impatient_clients_that_ask_again_find_the_reading_that_they_began():
+def test_impatient_clients_that_ask_again_find_the_reading_that_they_began(monkeypatch):
     """Nothing is heard for 0.4 s, it hangs up and comes again, as often as it takes."""
+    drawn = itertools.count(1)  # by the server, for requests without a seed: some answer nothing
+    monkeypatch.setattr("notepad_jax.serve.app.secrets.randbits", lambda bits: next(drawn))
     streamer = Arithmetic(pause=0.1)
     with library(streamer=streamer, text=DOCUMENT[:60]) as (url, _):
         client = chat(url, NOTEPAD, timeout=0.4, max_retries=9, temperature=1.0, seed=None)
         said = client.invoke(asked())
         (told,) = said.response_metadata["token_usage"]["notepad"]
         assert len(streamer.asked) == told["turns"] > 4  # of 0.1 s at least
-        # What is answered is drawn by chance, and may be nothing.
-        assert said.response_metadata["finish_reason"] in ("stop", "length")
-        assert streamer.seats == 0
+        assert said.content and streamer.seats == 0
 
 
 def test_a_server_that_is_busy_is_asked_again():
