@@ -35,9 +35,21 @@ def path(folder: str | Path | epath.Path) -> Path | epath.Path:
     if not is_bucket(folder):
         if "://" in str(folder):
             raise ValueError(f"{folder}: checkpoints lie on a disk or in a bucket, {SCHEME}...")
-        return Path(folder).absolute()
+        return in_utf8(Path(folder).absolute())
     fsspec.register_implementation("gcs", FileSystem, clobber=True)
     return epath.Path(folder)
+
+
+def in_utf8(folder: Path) -> Path:
+    """Returns a folder; raises ValueError for a path that is no UTF-8: tensorstore opens none."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the path {ascii(str(folder))} is not UTF-8, by which weights are read and written; "
+            f"rename its folders, or work in another"
+        ) from None
+    return folder
 
 
 def kvstore(folder: str | Path | epath.Path) -> ts.KvStore:

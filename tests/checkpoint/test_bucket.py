@@ -4,6 +4,7 @@ The bucket is a server of this machine (fake_bucket); the client is the one that
 """
 
 import json
+import os
 from pathlib import Path
 
 import jax
@@ -12,8 +13,17 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, commit, handoff, lazy_arrays, steps, training_state
+from notepad_jax.checkpoint import (
+    bucket,
+    checksums,
+    commit,
+    handoff,
+    lazy_arrays,
+    steps,
+    training_state,
+)
 from notepad_jax.checkpoint.abstract_trees import abstract
+from notepad_jax.checkpoint.hf import storage
 from notepad_jax.types import PolicySnapshot
 from tests.checkpoint.fake_bucket import cloud
 
@@ -190,3 +200,13 @@ def test_a_place_that_cannot_be_written_is_one_line(there, tmp_path):
         with pytest.raises(steps.CheckpointError) as found:
             steps.check_place(folder)
         assert f"{folder} cannot be written" in str(found.value) and "\n" not in str(found.value)
+
+
+def test_a_path_that_is_not_utf8_is_refused_by_name(tmp_path):
+    """Policies, runs and exports alike: tensorstore's own error is a traceback of pybind's."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for opened in (bucket.path, storage.open_kvstore):
+        with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8.*rename its folders"):
+            opened(folder)
+    assert bucket.path(tmp_path / "caf\u00e9") == tmp_path / "caf\u00e9"

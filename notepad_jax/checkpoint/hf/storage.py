@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorstore as ts
 
+from notepad_jax.checkpoint.bucket import in_utf8
+
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -34,7 +36,7 @@ def open_kvstore(source: str | Path) -> Any:
         folder = Path(text).resolve()  # tensorstore refuses ..
         if not folder.is_dir():
             raise StoreProblem(f"{text} is not a folder; give a Hugging Face folder or a gs:// URL")
-        spec = {"driver": "file", "path": f"{folder}/"}
+        spec = {"driver": "file", "path": f"{in_utf8(folder)}/"}
     try:
         return ts.KvStore.open(spec).result()
     except (ValueError, OSError) as problem:
