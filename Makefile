@@ -58,14 +58,14 @@ quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million
 	$(BIN)/notepad-jax quickstart
 
 smollm: policies/smollm2/config.json ## a published model reads TEXT=file and answers QUESTION='...'
-	$(BIN)/notepad-jax ask --policy data/smollm2 '$(TEXT)' '$(subst ','\'',$(QUESTION))'
+	$(BIN)/notepad-jax ask --policy data/smollm2-asked '$(TEXT)' '$(subst ','\'',$(QUESTION))'
 
 policies/smollm2/config.json: | $(VENV)/gguf $(SMOLLM_FILE)
 	$(BIN)/notepad-jax import-hf $(SMOLLM_FILE) policies/smollm2
 
 # A run that is there is gone on with. An update is 1.6 times as fast with huge pages (Linux).
 smollm-train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
-smollm-train: policies/smollm2-taught/notepad.json ## teach that model to read, again (hours on two cores; it can be stopped)
+smollm-train: policies/smollm2-asked/notepad.json ## teach that model to read, again (hours on two cores; it can be stopped)
 
 policies/smollm2-imitated/notepad.json: | policies/smollm2/config.json
 	$(BIN)/notepad-jax train --config smollm_imitate --name smollm-imitated $(if $(wildcard runs/smollm-imitated),--resume)
@@ -74,6 +74,10 @@ policies/smollm2-imitated/notepad.json: | policies/smollm2/config.json
 policies/smollm2-taught/notepad.json: | policies/smollm2-imitated/notepad.json
 	$(BIN)/notepad-jax train --config $(SMOLLM_CONFIG) --name smollm $(if $(wildcard runs/smollm),--resume,--policy policies/smollm2-imitated)
 	$(BIN)/notepad-jax export-hf runs/smollm policies/smollm2-taught $(SMOLLM_ADAPTERS)
+
+policies/smollm2-asked/notepad.json: | policies/smollm2-taught/notepad.json
+	$(BIN)/notepad-jax train --config smollm_asked --name smollm-asked $(if $(wildcard runs/smollm-asked),--resume,--policy policies/smollm2-taught)
+	$(BIN)/notepad-jax export-hf runs/smollm-asked policies/smollm2-asked $(SMOLLM_ADAPTERS)
 
 $(SMOLLM_FILE): | $(VENV)/installed
 	@echo "downloading $(SMOLLM) (93 MB)"

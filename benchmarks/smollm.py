@@ -92,6 +92,7 @@ READERS = {
     "GRPO, two cores": Reader("policies/smollm2-taught", longest="64k"),
     "GRPO": Reader("data/smollm2"),
     "GRPO, two cores, seed 1": Reader("runs/smollm-1", longest="64k"),
+    "GRPO, then free questions": Reader("data/smollm2-asked", longest="16k"),
     "full context": Reader("policies/smollm2", "full-context", "4k"),
     "recent only": Reader("policies/smollm2", "recent-only", "64k"),
 }
@@ -141,7 +142,7 @@ def read(name: str, length: str) -> None:
     command += ["--lengths", length, "--samples", str(SAMPLES[length])]
     command += ["--resume"] if there.exists() else [
         *("--policy", reader.policy, "--suite", "stories", "--methods", reader.method),
-        *(("--tasks", ",".join(KINDS[NEEDLES])) if length == LONGEST else ()),
+        *("--tasks", ",".join(KINDS[NEEDLES] if length == LONGEST else sum(KINDS.values(), ()))),
         *_how_it_reads(),
     ]  # fmt: skip
     print(" ".join(command[1:]), file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from notepad_jax.tasks import recipe, whereabouts, worlds
-from notepad_jax.tasks.cast import Cast, casting
+from notepad_jax.tasks.draws import Cast
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact
 from notepad_jax.tasks.whereabouts import StoryQuestion, Told
@@ -79,7 +79,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     if name not in NAMES:
         raise ValueError(f"there is no task {name!r} of BABILong; there are {', '.join(NAMES)}")
     sample = recipe.sample(f"babilong/{name}", seed, length, haystack, count)
-    cast, kind = casting(sample), _KINDS[name]
+    cast, kind = sample.cast, _KINDS[name]
     opening = cast.depth()
     sentences, asked = kind.tell(cast)
     facts = _scattered(cast, sentences, asked)

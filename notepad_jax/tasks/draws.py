@@ -15,7 +15,8 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -56,6 +57,8 @@ _ROUNDS = 4
 _LEAST_BITS = 8  # mixing fewer bits than these leaves patterns
 
 _AT_ONCE = 32  # drawn together by one_by_one
+
+T = TypeVar("T")
 
 
 class Exhausted(ValueError):
@@ -173,6 +176,32 @@ def one_by_one(
     for start in itertools.count(0, _AT_ONCE):
         drawn = draw(np.arange(start, start + _AT_ONCE))
         yield from (text for text in drawn if not avoid(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """The seeded source of a story's chances, names, numbers and people: one sample's own."""
+
+    rng: np.random.Generator
+    names: Iterator[str]
+    numbers: Iterator[str]
+    people: Iterator[str]
+
+    @classmethod
+    def of(cls, rng: np.random.Generator, draws: SampleDraws, held: Callable[[str], bool]) -> Cast:
+        """Returns the cast of one sample, without names that are `held` by its haystack."""
+        kinds = (draws.names, draws.numbers, draws.people)
+        return cls(rng, *(one_by_one(kind, held) for kind in kinds))
+
+    def depth(self) -> float:
+        return float(self.rng.random())
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from low to high, both included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        return choices[int(self.rng.integers(len(choices)))]
 
 
 def _coin(number: int) -> str:

@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from notepad_jax.tasks import recipe
-from notepad_jax.tasks.cast import Cast, casting
-from notepad_jax.tasks.draws import SampleDraws
+from notepad_jax.tasks.draws import Cast, SampleDraws
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact
 from notepad_jax.types import Task
@@ -66,7 +65,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     if name not in NAMES:
         raise ValueError(f"there is no task {name!r} of GraphWalks; there are {', '.join(NAMES)}")
     sample = recipe.sample(f"graphwalks/{name}", seed, length, haystack, count)
-    cast, around = casting(sample), Around(sample.draws)
+    cast, around = sample.cast, Around(sample.draws)
     walk = _WALKS[name](cast)
     facts = _facts(cast, around, walk, name == "parents")
     document, evidence = recipe.hide_among(

@@ -32,7 +32,7 @@ from itertools import islice
 import numpy as np
 
 from notepad_jax.tasks import recipe
-from notepad_jax.tasks.cast import Cast, casting
+from notepad_jax.tasks.draws import Cast
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact, Story
 from notepad_jax.types import Task
@@ -74,7 +74,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     if name not in NAMES:
         raise ValueError(f"there is no memory task {name!r}; there are {', '.join(NAMES)}")
     sample = recipe.sample(f"memory/{name}", seed, length, haystack, count)
-    cast = casting(sample)
+    cast = sample.cast
     opening = cast.depth()
     story = STORIES[name](cast)
     document, evidence = recipe.hide(sample.task, story.facts, haystack, opening, length, count)

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from notepad_jax.tasks import haystack as haystacks
-from notepad_jax.tasks.draws import SampleDraws
+from notepad_jax.tasks.draws import Cast, SampleDraws
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.types import Evidence, TaughtNote
 
@@ -51,6 +51,10 @@ class Sample:
     def rng(self) -> np.random.Generator:
         """A new generator, always in the same state."""
         return np.random.default_rng(self.seed)
+
+    @property
+    def cast(self) -> Cast:
+        return Cast.of(self.rng, self.draws, self.haystack.holds)
 
 
 def sample(task: str, seed: int, length: int, haystack: Haystack, count: Count) -> Sample:

@@ -1,11 +1,11 @@
 """Task generator of several questions a document: stories of RULER and memory tasks, mixed.
 
-RULER's needles and chains (`ruler`) and the memory tasks (`memory_tasks`) tell a story each in a
-document of its own. Here several stories are hidden in one haystack, each with its question, and
-each is interference for the others; so a document is prefilled once for all its questions, in
-training and in evaluation. Every story has a script, what good notes say after each of its facts
-(`recipe.Story.script`), from which imitation learns. Above: suites, and the stream of a training
-run; below: ruler, memory_tasks and recipe.
+RULER's needles and chains (`ruler`), the memory tasks (`memory_tasks`) and free questions
+(`comprehension`) tell a story each. Several of them are hidden in one haystack, each with its
+question, and each is interference for the others; so a document is prefilled once for all its
+questions, in training and in evaluation. Every story has a script, what good notes say
+after each of its facts (`recipe.Story.script`), from which imitation learns. Above: suites, and
+the stream of a training run; below: ruler, memory_tasks, comprehension and recipe.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from notepad_jax.tasks import memory_tasks, recipe, ruler
-from notepad_jax.tasks.cast import Cast
+from notepad_jax.tasks import comprehension, memory_tasks, recipe, ruler
+from notepad_jax.tasks.draws import Cast
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Sample, Story
 from notepad_jax.types import Task
@@ -39,6 +39,10 @@ def _chain(sample: Sample, cast: Cast) -> Story:
     return ruler.chain_story(sample.draws, cast.rng.random(ruler.HOPS + 1).tolist())
 
 
+def _comprehension(sample: Sample, cast: Cast) -> Story:
+    return comprehension.story(cast, sample.haystack)
+
+
 def _of_memory(name: str, sample: Sample, cast: Cast) -> Story:
     return memory_tasks.STORIES[name](cast)
 
@@ -51,6 +55,7 @@ _TOLD: Mapping[str, Callable[[Sample, Cast], Story]] = {
     },
     "vt": _chain,
     **{name: functools.partial(_of_memory, name) for name in memory_tasks.NAMES},
+    comprehension.NAME: _comprehension,
 }
 NAMES = tuple(_TOLD)
 
@@ -66,7 +71,7 @@ def story(member: Member, haystack: Haystack, count: Count) -> Story:
     """Returns one story; a function of its kind and seed, and of what the haystack holds."""
     kind, seed = member
     sample = recipe.sample(f"stories/{kind}", seed, 1, haystack, count)
-    return _TOLD[kind](sample, memory_tasks.casting(sample))
+    return _TOLD[kind](sample, sample.cast)
 
 
 def make_document(

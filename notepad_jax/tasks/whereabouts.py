@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from notepad_jax.tasks import worlds
-from notepad_jax.tasks.cast import Cast
+from notepad_jax.tasks.draws import Cast
 from notepad_jax.tasks.worlds import PEOPLE, ROOMS, KnownFrom
 
 _WOMEN = ("Mary", "Sandra")

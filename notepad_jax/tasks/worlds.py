@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from notepad_jax.tasks.cast import Cast
+from notepad_jax.tasks.draws import Cast
 
 MOVE, TAKE, DROP, GIVE = "move", "take", "drop", "give"
 
