@@ -4,28 +4,27 @@
     notepad-jax train --config smollm_asked --name asked    # the third alone, from data/smollm2
 
 15 steps of 24 scripted readings on two cores. Imitation and GRPO teach it thirteen ways of asking;
-asked another, it says `none`. Half of the questions here are free (`tasks.comprehension`).
+asked another, it says `none`. Half of the questions here are free (`tasks.comprehension`); of the
+other kinds, `counting` and `updates` find no room in so short a document.
 """
 
 from ml_collections import ConfigDict
 
-from configs import smollm
-from configs.recipes import imitate
+from configs import smollm_imitate
 
 
 def get_config() -> ConfigDict:
-    config = smollm.get_config()
+    config = smollm_imitate.get_config()
     config.policy = "data/smollm2"  # of configs/smollm_gpu.py
-    imitate.apply(config)
     # One chunk. Of two, half of the turns have nothing to write down, and a policy that learns that
-    # leaves texts alone that are not like these: after eight such steps it said "not stated" to 33
+    # leaves texts alone that are not like these: after eight such steps it said "not stated" to 32
     # of 40 questions (docs/results.md).
     config.data.update(tokens=480, questions=3)
+    config.tasks.curriculum = ()
     known = tuple(dict.fromkeys(config.tasks.stories))
     config.tasks.stories = ("niah_single_2", "niah_single_3", *known, *("comprehension",) * 10)
     config.steps = 15  # what the rate falls for were 26, of which the last made it worse
-    config.rollout.update(documents=8)
-    config.grpo.update(row_length=1408)
+    config.rollout.documents = 8
     config.optimizer.update(
         learning_rate=1e-3,
         adam_learning_rate=1e-3,  # unused by adamw
@@ -33,5 +32,5 @@ def get_config() -> ConfigDict:
         decay_from=10,
         decay_steps=26,
     )
-    config.checkpoint.update(every=5)
+    config.checkpoint.every = 5
     return config

@@ -52,13 +52,17 @@ def in_utf8(folder: Path) -> Path:
     return folder
 
 
+def on_disk(folder: Path) -> dict[str, str]:
+    """Returns tensorstore's spec of a local folder; raises as `in_utf8` does."""
+    return {"driver": "file", "path": f"{in_utf8(folder.resolve())}/"}  # .. is refused there
+
+
 def kvstore(folder: str | Path | epath.Path) -> ts.KvStore:
     """Opens all that lies under `folder`, in a bucket or on a disk, by names relative to it."""
     place = path(folder)
     if is_bucket(folder):
         return ts.KvStore.open(f"{place}/").result()
-    # tensorstore refuses ..
-    return ts.KvStore.open({"driver": "file", "path": f"{place.resolve()}/"}).result()
+    return ts.KvStore.open(on_disk(place)).result()
 
 
 def names(folder: str | Path | epath.Path) -> list[str]:

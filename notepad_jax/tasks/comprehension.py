@@ -21,7 +21,7 @@ import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from notepad_jax.tasks.draws import Cast
+from notepad_jax.tasks.draws import VOWELS, Cast
 from notepad_jax.tasks.haystack import Haystack
 from notepad_jax.tasks.memory_tasks import NOT_STATED
 from notepad_jax.tasks.recipe import Fact, Story
@@ -47,7 +47,7 @@ _ABOUT_ASKED = (
     "What do we learn about the {}?",
     "What about the {}?",
 )
-_BEFORE_VOWEL = re.compile(r"\b(a) (?=[aeiou])")
+_BEFORE_VOWEL = re.compile(rf"\ba (?=[{VOWELS}])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,32 +107,36 @@ def story(cast: Cast, haystack: Haystack) -> Story:
     return _asked(_capital(_filled(question, drawn)), answer, facts)
 
 
-@functools.lru_cache(maxsize=4)
-def prose(haystack: Haystack) -> tuple[tuple[str, str, str], ...]:
-    """Returns sentences of a haystack that can be asked about: (sentence, question, answer).
+@dataclasses.dataclass(frozen=True)
+class Askable:
+    """A sentence of prose whose form tells what can be asked about it."""
 
-    The question of a sentence about a thing has a place for its name, `{}`.
-    """
+    sentence: str
+    questions: tuple[str, ...]
+    answer: str  # words of the sentence
+
+
+@functools.lru_cache(maxsize=4)
+def prose(haystack: Haystack) -> tuple[Askable, ...]:
+    """Returns the sentences of a haystack that can be asked about."""
     found = []
     for sentence in haystack.sentences:
         if about := _ABOUT.fullmatch(sentence):
-            found.append((sentence, about[2], about[3]))
+            asked = tuple(template.format(about[2]) for template in _ABOUT_ASKED)
+            found.append(Askable(sentence, asked, about[3]))
         elif clause := _IF.fullmatch(sentence):
-            found.append((sentence, f"What happens {clause[1].lower()} {clause[2]}?", clause[3]))
+            asked = (f"What happens {clause[1].lower()} {clause[2]}?",)
+            found.append(Askable(sentence, asked, clause[3]))
     return tuple(found)
 
 
-def _of_prose(told: Sequence[tuple[str, str, str]], cast: Cast) -> Story:
-    """A question about one sentence of prose, or about one that is not there."""
-    (sentence, question, answer), (other, *_) = (cast.one_of(told) for _ in range(2))
-    if not question.endswith("?"):
-        question = cast.one_of(_ABOUT_ASKED).format(question)
-    facts = [Fact(cast.depth(), other)]
-    if other == sentence or cast.rng.random() >= UNANSWERABLE:
-        facts = [Fact(cast.depth(), sentence, shown=answer)]
-    else:
-        answer = NOT_STATED
-    return _asked(question, answer, facts)
+def _of_prose(told: Sequence[Askable], cast: Cast) -> Story:
+    """A question about one sentence of prose, or about one in whose place another stands."""
+    asked, other = cast.one_of(told), cast.one_of(told)
+    question, depth = cast.one_of(asked.questions), cast.depth()
+    if other != asked and cast.rng.random() < UNANSWERABLE:
+        return _asked(question, NOT_STATED, [Fact(depth, other.sentence)])
+    return _asked(question, asked.answer, [Fact(cast.depth(), asked.sentence, shown=asked.answer)])
 
 
 def _asked(question: str, answer: str, facts: Sequence[Fact]) -> Story:
@@ -196,7 +200,7 @@ def _described(template: str, cast: Cast) -> str:
 def _filled(template: str, drawn: Mapping[str, str]) -> str:
     """A template's text as it stands within a sentence: names alone have a capital."""
     within = template[0].lower() + template[1:]
-    return _BEFORE_VOWEL.sub(r"\1n ", within.format(**drawn))
+    return _BEFORE_VOWEL.sub("an ", within.format(**drawn))
 
 
 def _capital(text: str) -> str:

@@ -5,8 +5,8 @@ computed where it is needed and never stored, so the i-th name of a document, or
 item of a shuffled list of a million, is known from the seed alone and costs no memory.
 Names are three words of ours ("quiet-copper-lantern"): 589,824 of them, so that even a
 document of 3.5M tokens made of nothing but facts repeats none. `words.txt` beside this file
-is a list of 6,718 English words, written for this project. Used by ruler.py, word_counts.py
-and memory_tasks.py; imports nothing of ours but the names of people in starter.vocabulary.
+is a list of 6,718 English words, written for this project. A `Cast` draws one after the other.
+Above: the task generators; imports nothing of ours but the names of people in starter.vocabulary.
 """
 
 from __future__ import annotations

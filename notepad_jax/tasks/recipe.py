@@ -54,6 +54,7 @@ class Sample:
 
     @property
     def cast(self) -> Cast:
+        """Its names, numbers and people, from the first on, and `rng`."""
         return Cast.of(self.rng, self.draws, self.haystack.holds)
 
 

@@ -3,9 +3,9 @@
 RULER's needles and chains (`ruler`), the memory tasks (`memory_tasks`) and free questions
 (`comprehension`) tell a story each. Several of them are hidden in one haystack, each with its
 question, and each is interference for the others; so a document is prefilled once for all its
-questions, in training and in evaluation. Every story has a script, what good notes say
-after each of its facts (`recipe.Story.script`), from which imitation learns. Above: suites, and
-the stream of a training run; below: ruler, memory_tasks, comprehension and recipe.
+questions, in training and in evaluation. Every story has a script, what good notes say after each
+of its facts (`recipe.Story.script`), from which imitation learns. Above: suites, and the stream of
+a training run; below: ruler, memory_tasks, comprehension and recipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from notepad_jax.tasks import comprehension, memory_tasks, recipe, ruler
-from notepad_jax.tasks.draws import Cast
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Sample, Story
 from notepad_jax.types import Task
@@ -29,25 +28,25 @@ MOST = 16  # questions about one document, where no number is given
 Member = tuple[str, int]  # a story: its kind and its seed
 
 
-def _needles(name: str, sample: Sample, cast: Cast) -> Story:
+def _needles(name: str, sample: Sample) -> Story:
     needles = ruler.NEEDLES[name]
-    depths = cast.rng.random(needles.facts).tolist()
+    depths = sample.rng.random(needles.facts).tolist()
     return ruler.needle_story(needles, sample.draws, depths, sample.haystack.holds)
 
 
-def _chain(sample: Sample, cast: Cast) -> Story:
-    return ruler.chain_story(sample.draws, cast.rng.random(ruler.HOPS + 1).tolist())
+def _chain(sample: Sample) -> Story:
+    return ruler.chain_story(sample.draws, sample.rng.random(ruler.HOPS + 1).tolist())
 
 
-def _comprehension(sample: Sample, cast: Cast) -> Story:
-    return comprehension.story(cast, sample.haystack)
+def _of_memory(name: str, sample: Sample) -> Story:
+    return memory_tasks.STORIES[name](sample.cast)
 
 
-def _of_memory(name: str, sample: Sample, cast: Cast) -> Story:
-    return memory_tasks.STORIES[name](cast)
+def _comprehension(sample: Sample) -> Story:
+    return comprehension.story(sample.cast, sample.haystack)
 
 
-_TOLD: Mapping[str, Callable[[Sample, Cast], Story]] = {
+_TOLD: Mapping[str, Callable[[Sample], Story]] = {
     **{
         name: functools.partial(_needles, name)
         for name, needles in ruler.NEEDLES.items()
@@ -71,7 +70,7 @@ def story(member: Member, haystack: Haystack, count: Count) -> Story:
     """Returns one story; a function of its kind and seed, and of what the haystack holds."""
     kind, seed = member
     sample = recipe.sample(f"stories/{kind}", seed, 1, haystack, count)
-    return _TOLD[kind](sample, sample.cast)
+    return _TOLD[kind](sample)
 
 
 def make_document(

@@ -206,7 +206,10 @@ def test_a_path_that_is_not_utf8_is_refused_by_name(tmp_path):
     """Policies, runs and exports alike: tensorstore's own error is a traceback of pybind's."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
-    for opened in (bucket.path, storage.open_kvstore):
+    link = tmp_path / "plain"
+    link.symlink_to(folder)
+    opened = ((bucket.path, folder), (storage.open_kvstore, folder), (bucket.kvstore, link))
+    for opens, place in opened:
         with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8.*rename its folders"):
-            opened(folder)
+            opens(place)
     assert bucket.path(tmp_path / "caf\u00e9") == tmp_path / "caf\u00e9"

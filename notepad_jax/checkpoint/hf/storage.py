@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from notepad_jax.checkpoint.bucket import in_utf8
+from notepad_jax.checkpoint.bucket import on_disk
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,10 +33,9 @@ def open_kvstore(source: str | Path) -> Any:
     text = str(source)
     spec: Any = text.rstrip("/") + "/"
     if "://" not in text:
-        folder = Path(text).resolve()  # tensorstore refuses ..
-        if not folder.is_dir():
+        if not Path(text).is_dir():
             raise StoreProblem(f"{text} is not a folder; give a Hugging Face folder or a gs:// URL")
-        spec = {"driver": "file", "path": f"{in_utf8(folder)}/"}
+        spec = on_disk(Path(text))
     try:
         return ts.KvStore.open(spec).result()
     except (ValueError, OSError) as problem:
