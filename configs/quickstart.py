@@ -71,6 +71,7 @@ def get_config() -> ConfigDict:
             # Or stories of RULER and memory tasks (tasks/stories.py), `data.questions` in a
             # document of `data.tokens`: ("niah_single_2", "vt", "updates", ...).
             stories=(),
+            min_tokens=0,  # of those documents: lengths from here to `data.tokens`; 0: all alike
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
             # Documents of at most so many chunks from a step on: ("4@0", "8@50"). (): all of them.

@@ -1,6 +1,6 @@
 """The whole loop on one page: read, score, compare, pack, learn, hand over, again.
 
-    python examples/loop.py            (24 steps: reward 0.43 -> 0.94; a few minutes)
+    python examples/loop.py --steps 24            (reward 0.43 -> 0.94; a few minutes)
 
 GRPO on the starter policy, out of the pieces that `notepad-jax train` is made of, and with the
 same numbers: tests/test_loop.py compares them. Read it from `main` on. What `train` adds and this
@@ -8,6 +8,7 @@ leaves out: checkpoints and exact resume; groups that wait and are sampled again
 traces, pages; adapters, KL, several optimizer steps a rollout; several devices, engines and hosts.
 """
 
+import argparse
 import asyncio
 import dataclasses
 import functools
@@ -211,6 +212,9 @@ def show(step: int, metrics: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description="Trains the starter policy by GRPO.")
+    asked.add_argument("--steps", type=int, default=24, help="default %(default)s")
+    steps = asked.parse_args().steps
     if not Path(STARTER).is_dir():
         sys.exit(f"{STARTER} is not here: run this in the project's folder")
-    asyncio.run(main(*map(int, sys.argv[1:])))
+    asyncio.run(main(steps))

@@ -92,6 +92,8 @@ def opened(
     began stay so, also where they were mended since, for every ordinal has its row.
     """
     stages = curriculum.parsed(config.tasks.curriculum)
+    if config.tasks.min_tokens and not config.tasks.stories:
+        screen.say("tasks.min_tokens cannot act: tasks.stories is empty")
     if late := [begin for begin, _ in stages.stages if begin >= config.steps]:
         screen.say(
             f"{curriculum.KEY} has a stage from step {late[0]:,} on, which cannot act: the run "
@@ -189,12 +191,12 @@ def _told(config: Training, tokenizer: Tokenizer, stages: Curriculum) -> TaskStr
     stories.check(kinds)
     count = counter(tokenizer)
     text = haystack.stdlib_prose()
-
     full = SENTENCES if config.reading.chunk_ends == "sentence" else 1.0
 
     def of(length: int) -> Records:
         def make(seed: int) -> tuple[Task, ...]:
-            return stories.make_tasks(seed, kinds, questions, length, text, count)
+            size = stories.drawn_length(seed, config.tasks.min_tokens, length)
+            return stories.make_tasks(seed, kinds, questions, size, text, count)
 
         return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
@@ -276,16 +278,13 @@ def _kept(
     found: TaskSources, admission: RowCounts, paths: Sequence[str], before: Mapping[str, Any]
 ) -> dict[str, Any]:
     files = {file.path: file for own in found.files.values() for file in own}
+
+    def told(path: str) -> dict[str, Any]:
+        out = [place + 1 for place in files[path].left_out]
+        return dict(path=path, digest=files[path].digest, rows=files[path].rows, left_out=out)
+
     return {
-        "files": [
-            dict(
-                path=file.path,
-                digest=file.digest,
-                rows=file.rows,
-                left_out=[place + 1 for place in file.left_out],
-            )
-            for file in (files[str(path)] for path in paths)
-        ],  # fmt: skip
+        "files": [told(str(path)) for path in paths],
         "left_out": [dataclasses.asdict(one) for one in admission.left_out],
         "long_questions": dict(found.left_out),
         "held_out": dict(found.held_out),

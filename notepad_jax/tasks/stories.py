@@ -105,6 +105,12 @@ def make_document(
     )
 
 
+def drawn_length(seed: int, least: int, most: int) -> int:
+    """Returns a length in tokens from `least` to `most`, evenly by its logarithm; 0: `most`."""
+    share = np.random.default_rng([seed, zlib.crc32(b"length")]).random()
+    return round(most * (min(least or most, most) / most) ** share)
+
+
 def make_tasks(
     seed: int, kinds: Sequence[str], questions: int, length: int, haystack: Haystack, count: Count
 ) -> tuple[Task, ...]:

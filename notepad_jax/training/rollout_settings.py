@@ -148,7 +148,7 @@ def _idle_window(config: Training) -> Iterator[str]:
     r, said = config.rollout, f"rollout.window={config.rollout.window}"
     if r.window == 1:
         return
-    if not config.tasks.files:
+    if not (config.tasks.files or config.tasks.min_tokens):
         yield f"{said} cannot act: documents that are made are all of one length (data.tokens)"
         return
     if config.steps % r.window:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import marks, smollm
+from benchmarks import free_questions, marks, smollm
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import READINGS, told
 from notepad_jax.reading.trace import Spool, TraceFile
@@ -45,6 +45,23 @@ def test_every_task_belongs_to_one_kind():
     """But free questions, which most readers were not taught (benchmarks.free_questions)."""
     known = [task for tasks in smollm.KINDS.values() for task in tasks]
     assert sorted([*known, comprehension.NAME]) == sorted(stories.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("folder", "together", "count"),
+    [
+        (free_questions.TEXTS, False, 40),
+        (free_questions.TEXTS, True, 40),
+        (free_questions.TEXTS / "unseen", False, 20),
+    ],
+)
+def test_free_questions_are_answered_by_their_texts(folder, together, count):
+    found = list(free_questions.tasks(folder, together))
+    assert len(found) == len({task.id for task in found}) == count
+    for task in found:
+        text = "".join(task.document.pieces()).casefold()
+        assert any(answer.casefold() in text for answer in task.answers), task.question
+        assert "? " not in text  # no question is a part of it
 
 
 def test_how_it_reads_is_a_config_of_the_suites():

@@ -88,6 +88,32 @@ def test_stories_told_in_so_many_chunks_fit_them_also_where_these_end_with_sente
         assert 0.98 * tokens < found <= tokens
 
 
+def test_stories_are_told_in_documents_of_many_lengths():
+    words = ["stories=niah_single_2", "min_tokens=1000", "curriculum=1@0,0@2"]
+    stream, tokenizer, _ = opened(
+        *(f"--config.tasks.{word}" for word in words), "--config.data.questions=1",
+        "--config.data.tokens=9000", "--config.reading.chunk_size=2048",
+    )  # fmt: skip
+
+    def lengths(records):
+        made = (records.at(ordinal)[0].document.pieces() for ordinal in range(24))
+        return [sum(map(len, tokenizer.encode_pieces(pieces))) for pieces in made]
+
+    found = lengths(stream.records)
+    assert 0.98 * 1000 < min(found) < 1300 and 7000 < max(found) <= 9000
+    # Half of them are shorter than the geometric mean, 3,000 (a binomial of 24: 5 to 19).
+    assert 5 <= sum(length < 3000 for length in found) <= 19
+    assert found == lengths(stream.records)
+    assert max(lengths(stream.stage(1, 2048).records)) <= 2048
+
+
+def test_the_shortest_document_is_no_longer_than_the_longest():
+    said = opened("--config.tasks.min_tokens=9")[2]
+    assert said == ["tasks.min_tokens cannot act: tasks.stories is empty"]
+    with pytest.raises(ValueError, match="tasks.min_tokens is 600 and data.tokens 512; the short"):
+        opened("--config.tasks.stories=vt", "--config.tasks.min_tokens=600")
+
+
 def test_a_document_out_of_a_file_loses_its_middle(tmp_path):
     path = tmp_path / "tasks.jsonl"
     files.write(path, make_tasks(0, 1024, 2), itertools.repeat(1024))

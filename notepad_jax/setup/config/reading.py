@@ -208,6 +208,13 @@ class TaskKeys:
         "`data.questions` of them in each document of `data.tokens` tokens of English prose. "
         "Every story has a script of good notes, which `rollout.teacher=script` teaches",
     )
+    min_tokens: int = key(
+        "tokens, 0: all alike",
+        "of a document of stories: lengths are drawn from here to `data.tokens`, evenly by their "
+        "logarithm. A policy that was taught one length says `none` of shorter texts",
+        whole(0),
+        default=0,
+    )
     weights: tuple[str, ...] = key(
         "list of SOURCE=NUMBER",
         "how often a source has its turn; a source that is not named has 1, one of weight 0 is "

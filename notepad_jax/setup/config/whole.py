@@ -131,6 +131,12 @@ class Training(Common):
                 f"checkpoint.every is {kept.every}, but handoff='storage' reads each step's "
                 f"checkpoint; use every=1, or handoff='memory'"
             )
+        least = self.tasks.min_tokens
+        if self.data and least > self.data.tokens:
+            raise ValueError(
+                f"tasks.min_tokens is {least:,} and data.tokens {self.data.tokens:,}; the shortest "
+                f"document has no more tokens than the longest"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
