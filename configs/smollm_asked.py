@@ -3,8 +3,10 @@
     make smollm-train                                   # all three, from the published model on
     notepad-jax train --config smollm_asked --name asked    # the third alone, from data/smollm2
 
-24 scripted readings a step. Imitation and GRPO teach it thirteen ways of asking; asked another, it
-says `none`. Half of the questions here are free (`tasks.comprehension`).
+24 scripted readings a step, three minutes on two cores. Imitation and GRPO teach it thirteen ways
+of asking; asked another, it says `none`. Half of the questions here are free
+(`tasks.comprehension`). `make smollm-train` begins with 15 steps of short documents alone: its
+words for that are in the Makefile (`SHORT`).
 """
 
 from ml_collections import ConfigDict
