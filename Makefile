@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 # Test processes, of up to 2 GB each: two to four, as cores and memory allow (4 GiB for each). A
 # file's tests stay together, they share what is compiled.
-JOBS ?= $(shell $(PYTHON) -c 'import os; room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32; print(max(2, min(4, room, os.cpu_count())))')
+JOBS ?= $(shell $(BIN)/python -c 'import os; room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 32; print(max(2, min(4, room, os.cpu_count())))')
 # Tests compile far more than they compute: without LLVM's optimisation a quarter less CPU time,
 # with a loop for each fusion, instead of MLIR's pipeline, half of the rest, and in one piece half of
 # that where programs are for several devices.
@@ -35,7 +35,7 @@ SMOLLM_CONFIG ?= smollm
 SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
 # The third lesson's first part: short texts alone, and more of them.
 SHORT := --config.data.tokens=480 --config.steps=15 --config.optimizer.decay_from=10 --config.optimizer.decay_steps=26
-# For free questions about short texts; data/smollm2 reads long ones, and is asked as it was taught.
+# For free questions about texts of up to 2,000 tokens; data/smollm2 reads long ones, and is asked as it was taught.
 POLICY ?= data/smollm2-asked
 TEXT ?= data/smollm2/example.txt
 QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.

@@ -1,9 +1,9 @@
 """Estimates the length of a draw's document before it is read, and sorts draws by length.
 
-Made documents are all of one length. A row of a file may say how many tokens it has (`length`);
-else its characters are counted, and its first ones tokenised to see how many make a token: that
-reads the text once more, and tokenises nothing twice. Good enough to share work out by length
-(`reading.shares`) and to sort draws by it, and never told to a policy.
+Made documents count as all of one length. A row of a file may say how many tokens it has
+(`length`); else its characters are counted, and its first ones tokenised to see how many make a
+token: that reads the text once more, and tokenises nothing twice. Good enough to share work out by
+length (`reading.shares`) and to sort draws by it, and never told to a policy.
 
 A step's rollout waits for its longest document. So in a window the draws of W steps are sorted by
 length and dealt to the W batches: the longest is waited for once in W steps, and every draw is
@@ -40,8 +40,8 @@ def in_windows(
     """Returns the stream in windows of so many steps, and its lengths.
 
     They are those of whole documents, before any is cut; asking for one that cannot be read, in
-    windows also for a draw of its window, raises ValueError naming the task. Made documents are of
-    one length, and their stream stays as it is.
+    windows also for a draw of its window, raises ValueError naming the task. Made documents
+    count as all of one length, and their stream stays as it is.
     """
     if stream.sources is None:
         return stream, lambda ordinal: 0

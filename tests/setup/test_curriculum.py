@@ -114,6 +114,16 @@ def test_the_shortest_document_is_no_longer_than_the_longest():
         opened("--config.tasks.stories=vt", "--config.tasks.min_tokens=600")
 
 
+@pytest.mark.parametrize(
+    ("least", "why"), [(0, "all of one length (data.tokens)"), (300, "not sorted by it")]
+)
+def test_a_window_of_documents_that_are_made_cannot_act(least, why):
+    words = ["rollout.window=2", "tasks.stories=vt", f"tasks.min_tokens={least}"]
+    config = configuration.load("quickstart", [f"--config.{word}" for word in words])
+    (line,) = rollout_settings.idle(config)
+    assert line == f"rollout.window=2 cannot act: documents that are made are {why}"
+
+
 def test_a_document_out_of_a_file_loses_its_middle(tmp_path):
     path = tmp_path / "tasks.jsonl"
     files.write(path, make_tasks(0, 1024, 2), itertools.repeat(1024))
