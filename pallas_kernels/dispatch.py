@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 
 import jax
@@ -62,6 +63,17 @@ def backend() -> str:
     if platform == "gpu":
         return "triton" if _ampere() else "xla"
     return "pallas" if platform == "tpu" else "reference"
+
+
+def import_lowering() -> None:
+    """Imports what jax imports while it lowers its first kernel, which takes some 0.3 s.
+
+    Before threads that lower start: modules of MLIR set attributes of nanobind's classes as they
+    are imported, and another thread then reads `ir.Location.current` as the property itself.
+    """
+    if on_gpu() or backend() == "interpret":
+        with contextlib.suppress(ImportError):  # as jax does
+            importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 
 @functools.cache

@@ -44,7 +44,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.types import NO_TOKENS, Alternatives, SamplingParams, tokens
-from pallas_kernels import Pages, PageTables, cache_head_size
+from pallas_kernels import Pages, PageTables, cache_head_size, import_lowering
 
 
 class Sampled(NamedTuple):
@@ -102,6 +102,7 @@ class Device:
 
     def __init__(self, config: PolicyConfig, settings: EngineSettings, mesh: Mesh | None = None):
         """On `mesh`, or this process's first device. ValueError for a mesh with several rows."""
+        import_lowering()  # its launches may be lowered in a thread
         self.config, self.settings = config, settings
         self.mesh = meshes.one() if mesh is None else mesh
         self.pages: Pages | None = self._empty()

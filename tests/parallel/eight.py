@@ -222,6 +222,7 @@ def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
                 *[service.complete(prompts[i], tiny.sampling(i)) for i in mine]
             )
 
+        lowering = {name for name in sys.modules if "mlir" in name}
         async with engines:
             for version in range(2):
                 if version:
@@ -232,6 +233,8 @@ def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
         held = executors[0].device.pages.data.addressable_shards[0].data.shape[2]
         assert held == config.kv_heads // mesh.shape["tensor"]
         assert engines.take_stats().turns == 2 * len(prompts)
+        # What one thread imports of MLIR, another that lowers may stumble over.
+        assert {name for name in sys.modules if "mlir" in name} == lowering
         return found
 
     with pallas_kernels.using("reference"):
