@@ -56,14 +56,7 @@ class Records:
 
         Raises ValueError for an ordinal below 0, and what reading or making the sample does.
         """
-        return self._read(self._key(ordinal))
-
-    def task(self, ordinal: int) -> tuple[str, int]:
-        """Returns (source, number in it) of the task that an ordinal draws, and reads nothing.
-
-        Only of streams that have `tasks`. Raises ValueError for an ordinal below 0.
-        """
-        return self._key(ordinal)
+        return self._read(self.key(ordinal))
 
     def reordered(self, order: Callable[[int], int], window: Sequence[int]) -> Records:
         """Returns the same samples in another order: at a place stands what stood at `order`.
@@ -73,7 +66,10 @@ class Records:
         identity = {**self.identity, WINDOW: list(window)}
         return Records(_Reordered(self._keys, order), self._read, identity, self.tasks)
 
-    def _key(self, ordinal: int) -> Any:
+    def key(self, ordinal: int) -> Any:
+        """Returns what an ordinal draws, and reads nothing: (source, number in it) of a task out
+        of files, or the seed of a document that is made. Raises ValueError for one below 0.
+        """
         if ordinal < 0:
             raise ValueError(f"there is no ordinal {ordinal}; they are counted from 0")
         return self._keys[ordinal]

@@ -112,12 +112,9 @@ def _process(device: jax.Device) -> dict[str, int]:
 
 
 def _page(policy: PolicyConfig, settings: EngineSettings, row: jax.sharding.Mesh) -> int:
-    one = dataclasses.replace(settings, pages=settings.pages_for(_longest(settings)))
+    pages = settings.pages_for(settings.max_prompt + settings.max_new_tokens)
+    one = dataclasses.replace(settings, pages=pages)
     return executor.cache_bytes(policy, one, row) // one.pages
-
-
-def _longest(settings: EngineSettings) -> int:
-    return settings.max_prompt + settings.max_new_tokens
 
 
 def launch(policy: PolicyConfig, settings: EngineSettings) -> int:

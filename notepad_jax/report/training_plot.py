@@ -165,7 +165,7 @@ def _line(label: str, tone: str, points: Sequence[tuple[float, float]], scale: s
     parts = [np.array(points[k : k + together]) for k in range(0, len(points), together)]
     y = [float(part[:, 1].mean()) for part in parts]
     spans = [(float(part[:, 1].min()), float(part[:, 1].max())) for part in parts]
-    show = _percent if scale == "share" else "{:.4g}".format
+    show = "{:.1%}".format if scale == "share" else "{:.4g}".format
     told = [
         show(mean) if together == 1 else f"{show(mean)} ({show(low)} to {show(high)})"
         for mean, (low, high) in zip(y, spans, strict=True)
@@ -180,10 +180,6 @@ def _line(label: str, tone: str, points: Sequence[tuple[float, float]], scale: s
         told=told,
         mark="circle" if len(points) <= FEW else "",
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
 
 
 def _upwards(scale: str, values: Sequence[float]) -> Axis:

@@ -1,9 +1,9 @@
 """Estimates the length of a draw's document before it is read, and sorts draws by length.
 
-Made documents count as all of one length. A row of a file may say how many tokens it has
-(`length`); else its characters are counted, and its first ones tokenised to see how many make a
-token: that reads the text once more, and tokenises nothing twice. Good enough to share work out by
-length (`reading.shares`) and to sort draws by it, and never told to a policy.
+A made document's follows from its seed, if not all are of one length. A row of a file may say how
+many tokens it has (`length`); else its characters are counted, and its first ones tokenised to see
+how many make a token: that reads the text once more, and tokenises nothing twice. Good enough to
+share work out by length (`reading.shares`) and to sort draws by it, and never told to a policy.
 
 A step's rollout waits for its longest document. So in a window the draws of W steps are sorted by
 length and dealt to the W batches: the longest is waited for once in W steps, and every draw is
@@ -40,21 +40,28 @@ def in_windows(
     """Returns the stream in windows of so many steps, and its lengths.
 
     They are those of whole documents, before any is cut; asking for one that cannot be read, in
-    windows also for a draw of its window, raises ValueError naming the task. Made documents
-    count as all of one length, and their stream stays as it is.
+    windows also for a draw of its window, raises ValueError naming the task. Where made
+    documents are all of one length, their stream stays as it is; in a stage of a curriculum they
+    are sorted by what they are without it, so that a window has the same draws in every stage.
     """
-    if stream.sources is None:
+    of = _of_rows(stream.sources, counter(tokenizer)) if stream.sources else stream.size
+    if of is None:
         return stream, lambda ordinal: 0
-    of_row = _of_rows(stream.sources, counter(tokenizer))
-    before = stream.records
-    after = windowed(before, lambda place: of_row(*before.task(place)), steps, documents, seed)
-    stream = dataclasses.replace(stream, records=after)
-    return stream, lambda ordinal: of_row(*after.task(ordinal))
+
+    def within(records: Records) -> Records:
+        return windowed(records, lambda place: of(records.key(place)), steps, documents, seed)
+
+    own, shorter = within(stream.records), stream.shorter
+    stream = dataclasses.replace(
+        stream, records=own, shorter=shorter and (lambda limit: within(shorter(limit)))
+    )
+    return stream, lambda ordinal: of(own.key(ordinal))
 
 
-def _of_rows(sources: TaskSources, count: Callable[[str], int]) -> Callable[[str, int], int]:
+def _of_rows(sources: TaskSources, count: Callable[[str], int]) -> Callable[[tuple[str, int]], int]:
     @functools.cache
-    def of_row(source: str, number: int) -> int:
+    def of_row(key: tuple[str, int]) -> int:
+        source, number = key
         task, said = sources.tasks[source][number]
         try:
             return said or about(task.document, count)

@@ -62,6 +62,7 @@ class TaskStream:
     curriculum: Curriculum = Curriculum()
     # Where documents are made: the same stream with documents of at most so many tokens.
     shorter: Callable[[int], Records] | None = None
+    size: Callable[[int], int] | None = None  # tokens, by document seed; None: all are alike
     chunks: int = 0  # of a document at most, in a stage; 0: no limit
     balanced: tuple[str, ...] = ()  # sources of which a batch has equal numbers; (): of none
 
@@ -178,10 +179,10 @@ def _made(config: Training, stages: Curriculum, screen: Screen) -> TaskStream:
         )
 
     def of(limit: int) -> Records:
-        make = functools.partial(_document, {**data, "tokens": min(most, limit)})
+        make = functools.partial(make_tasks, **{**data, "tokens": min(most, limit)})
         return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
-    _document(data, TRAINING_DOCUMENTS.start)  # refuses what cannot be made
+    make_tasks(TRAINING_DOCUMENTS.start, **data)  # refuses what cannot be made
     return TaskStream(of(most), data["questions"], 0, None, curriculum=stages, shorter=of)
 
 
@@ -192,19 +193,20 @@ def _told(config: Training, tokenizer: Tokenizer, stages: Curriculum) -> TaskStr
     count = counter(tokenizer)
     text = haystack.stdlib_prose()
     full = SENTENCES if config.reading.chunk_ends == "sentence" else 1.0
+    least, most = config.tasks.min_tokens, config.data.tokens
 
     def of(length: int) -> Records:
         def make(seed: int) -> tuple[Task, ...]:
-            size = stories.drawn_length(seed, config.tasks.min_tokens, length)
+            size = stories.drawn_length(seed, least, length)
             return stories.make_tasks(seed, kinds, questions, size, text, count)
 
         return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
     def shorter(limit: int) -> Records:
-        return of(min(config.data.tokens, int(full * limit)))
+        return of(min(most, int(full * limit)))
 
-    whole = of(config.data.tokens)
-    return TaskStream(whole, questions, 0, None, curriculum=stages, shorter=shorter)
+    size = (lambda seed: stories.drawn_length(seed, least, most)) if least else None
+    return TaskStream(of(most), questions, 0, None, curriculum=stages, shorter=shorter, size=size)
 
 
 def check_files(config: Training, tokenizer: Tokenizer) -> None:
@@ -343,7 +345,3 @@ def _weights(words: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"tasks.weights has {word!r}; write SOURCE=NUMBER") from None
     return weights
-
-
-def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
-    return make_tasks(seed, **data)

@@ -78,11 +78,7 @@ def _tokenizer() -> dict[str, Any]:
         "model": {
             "type": "Unigram",
             "unk_id": ID_OF[UNKNOWN],
-            "vocab": [[piece, -1.0 if _is_word(piece) else 0.0] for piece in PIECES],
+            "vocab": [[piece, 0.0 if piece.startswith("<") else -1.0] for piece in PIECES],
             "byte_fallback": True,
         },
     }
-
-
-def _is_word(piece: str) -> bool:
-    return not piece.startswith("<")

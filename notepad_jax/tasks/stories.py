@@ -42,10 +42,6 @@ def _of_memory(name: str, sample: Sample) -> Story:
     return memory_tasks.STORIES[name](sample.cast)
 
 
-def _comprehension(sample: Sample) -> Story:
-    return comprehension.story(sample.cast, sample.haystack)
-
-
 _TOLD: Mapping[str, Callable[[Sample], Story]] = {
     **{
         name: functools.partial(_needles, name)
@@ -54,7 +50,7 @@ _TOLD: Mapping[str, Callable[[Sample], Story]] = {
     },
     "vt": _chain,
     **{name: functools.partial(_of_memory, name) for name in memory_tasks.NAMES},
-    comprehension.NAME: _comprehension,
+    comprehension.NAME: lambda sample: comprehension.story(sample.cast, sample.haystack),
 }
 NAMES = tuple(_TOLD)
 

@@ -65,7 +65,7 @@ class SentencePieceTokenizer:
         """
         processor = self._whole
         for block, ends_at_space in blocks(pieces, BORDER):
-            ids = _encode(processor, block)
+            ids = np.array(processor.encode(well_formed(block)), np.int32)
             if not ends_at_space:
                 processor = self._mid_word
             elif len(ids) or processor is not self._whole:
@@ -147,7 +147,3 @@ def _processor(
     for name, value in normaliser.items():
         setattr(copy.normalizer_spec, name, value)
     return sentencepiece.SentencePieceProcessor(model_proto=copy.SerializeToString())
-
-
-def _encode(processor: sentencepiece.SentencePieceProcessor, text: str) -> np.ndarray:
-    return np.array(processor.encode(well_formed(text)), np.int32)

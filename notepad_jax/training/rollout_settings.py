@@ -148,9 +148,8 @@ def _idle_window(config: Training) -> Iterator[str]:
     r, said = config.rollout, f"rollout.window={config.rollout.window}"
     if r.window == 1:
         return
-    if not config.tasks.files:
-        alike = "not sorted by it" if config.tasks.min_tokens else "all of one length (data.tokens)"
-        yield f"{said} cannot act: documents that are made are {alike}"
+    if not (config.tasks.min_tokens if config.tasks.stories else config.tasks.files):
+        yield f"{said} cannot act: documents that are made are all of one length (data.tokens)"
         return
     if config.steps % r.window:
         yield (

@@ -179,14 +179,14 @@ class Rollouts:
         records = self.stream.records
         retired = ledger.rates.retired if self.retire_at else frozenset()
         return Stream(
-            kind=lambda ordinal: records.task(ordinal)[0],
-            retired=lambda ordinal: bool(retired) and records.task(ordinal) in retired,
+            kind=lambda ordinal: records.key(ordinal)[0],
+            retired=lambda ordinal: bool(retired) and records.key(ordinal) in retired,
         )
 
     def _with_rates(self, rollout: Rollout, read: Sequence[Group]) -> Rollout:
         """Returns the rollout with what its readings say of their tasks in the ledger."""
         records = self.stream.records
-        keyed = [(records.task(group.ordinal), group) for group in read]
+        keyed = [(records.key(group.ordinal), group) for group in read]
         rates = rollout.ledger.rates.after(keyed, self.retire_at, records.tasks)
         return dataclasses.replace(rollout, ledger=dataclasses.replace(rollout.ledger, rates=rates))
 

@@ -11,6 +11,7 @@ from notepad_jax.parallel import hosts
 from notepad_jax.planner import workload
 from notepad_jax.rollout.ledger import Ledger, Waiting
 from notepad_jax.setup import builders, configuration, curriculum, task_stream
+from notepad_jax.setup.lengths import in_windows
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import rollout_settings
@@ -114,14 +115,40 @@ def test_the_shortest_document_is_no_longer_than_the_longest():
         opened("--config.tasks.stories=vt", "--config.tasks.min_tokens=600")
 
 
-@pytest.mark.parametrize(
-    ("least", "why"), [(0, "all of one length (data.tokens)"), (300, "not sorted by it")]
-)
-def test_a_window_of_documents_that_are_made_cannot_act(least, why):
-    words = ["rollout.window=2", "tasks.stories=vt", f"tasks.min_tokens={least}"]
+@pytest.mark.parametrize("words", [["tasks.stories=vt"], ["tasks.min_tokens=300"]])
+def test_a_window_of_documents_of_one_length_cannot_act(words):
+    words = ["rollout.window=2", *words]
     config = configuration.load("quickstart", [f"--config.{word}" for word in words])
     (line,) = rollout_settings.idle(config)
-    assert line == f"rollout.window=2 cannot act: documents that are made are {why}"
+    said = "documents that are made are all of one length (data.tokens)"
+    assert line == f"rollout.window=2 cannot act: {said}"
+
+
+def test_a_window_of_stories_is_sorted_by_the_lengths_that_their_seeds_draw():
+    words = ["stories=niah_single_2", "min_tokens=1000", "curriculum=1@0,0@2"]
+    plain, tokenizer, _ = opened(
+        *(f"--config.tasks.{word}" for word in words), "--config.data.questions=1",
+        "--config.data.tokens=4000", "--config.reading.chunk_size=2048",
+    )  # fmt: skip
+    ours, length = in_windows(plain, tokenizer, 3, 4, 0)
+
+    def made(stream):
+        return [stream.records.at(ordinal)[0] for ordinal in range(12)]
+
+    sizes = [length(ordinal) for ordinal in range(12)]
+    for task, size in zip(made(ours), sizes, strict=True):
+        pieces = tokenizer.encode_pieces(task.document.pieces())
+        assert 0.97 * size < sum(map(len, pieces)) <= size
+    batches = sorted((sizes[first : first + 4] for first in (0, 4, 8)), key=max)
+    for shorter, longer in itertools.pairwise(batches):
+        assert max(shorter) <= min(longer)
+    assert {task.id for task in made(ours)} == {task.id for task in made(plain)}
+    # In a stage the same draws, of shorter documents, stand at the same places.
+    keys = [ours.records.key(ordinal) for ordinal in range(12)]
+    staged = ours.stage(1, 2048)
+    assert [staged.records.key(ordinal) for ordinal in range(12)] == keys
+    for task in made(staged):
+        assert sum(map(len, tokenizer.encode_pieces(task.document.pieces()))) <= 2048
 
 
 def test_a_document_out_of_a_file_loses_its_middle(tmp_path):

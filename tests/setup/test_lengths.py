@@ -28,7 +28,7 @@ def opened(tmp_path, said, *words):
 
 def sizes(stream, length):
     """Length by source and number, of the first draws."""
-    return {stream.records.task(place): length(place) for place in range(12)}
+    return {stream.records.key(place): length(place) for place in range(12)}
 
 
 def test_a_row_that_says_nothing_is_measured_by_its_characters(tmp_path):

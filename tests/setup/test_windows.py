@@ -30,7 +30,7 @@ def in_windows(records, steps=STEPS, documents=DOCUMENTS, seed=5, asked=None):
     def length(place):
         if asked is not None:
             asked.append(place)
-        return 1 + records.task(place)[1]
+        return 1 + records.key(place)[1]
 
     return windowed(records, length, steps, documents, seed)
 
@@ -48,7 +48,7 @@ def test_each_window_has_its_own_draws_and_each_once(tmp_path):
         assert sorted(drawn(ours, places)) == sorted(drawn(plain, places))
         moved += drawn(ours, places) != drawn(plain, places)
     assert moved == 5
-    assert [ours.task(k) for k in range(SIZE)] == [
+    assert [ours.key(k) for k in range(SIZE)] == [
         ("test", int(name[1:])) for name in drawn(ours, range(SIZE))
     ]
 

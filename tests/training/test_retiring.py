@@ -54,11 +54,11 @@ def test_what_cannot_act_says_so_and_what_does_not_go_together_is_refused(two_ki
 def test_a_stream_knows_its_tasks_without_reading_them(two_kinds):
     records = opened(two_kinds)[0].records
     for ordinal in range(20):
-        source, number = records.task(ordinal)
+        source, number = records.key(ordinal)
         assert records.at(ordinal)[0].source == source and 0 <= number < records.tasks[source]
     again = {}
     for ordinal in range(40):
-        assert again.setdefault(records.task(ordinal), records.at(ordinal)[0].id) == (
+        assert again.setdefault(records.key(ordinal), records.at(ordinal)[0].id) == (
             records.at(ordinal)[0].id
         )
     assert len(again) == 10
@@ -73,7 +73,7 @@ def test_who_goes_on_without_retiring_draws_all_tasks_again(two_kinds):
             words.tokenizer, builders.template(config.reading, words),
             builders.rules(config.reading),
         )  # fmt: skip
-        first = sampled.stream.records.task(0)
+        first = sampled.stream.records.key(0)
         ledger = Ledger(rates=PassRates({first: (4.0, 4)}, frozenset({first})))
         again = sampled.restored(json.loads(json.dumps(sampled.saved(ledger))))
         assert again == ledger and sampled._stream(again).retired(0) is retires
@@ -95,7 +95,7 @@ def test_a_run_that_was_ended_passes_over_what_had_retired(two_kinds, tmp_path):
     assert sorted(settled + waiting) == [(o, 0) for o in range(lines[-1]["drawn"][1])]
     records = opened(two_kinds)[0].records
     for line in lines:
-        kinds = [records.task(ordinal)[0] for ordinal, _ in line.get("trained", ())]
+        kinds = [records.key(ordinal)[0] for ordinal, _ in line.get("trained", ())]
         assert all(kinds.count(kind) <= 2 for kind in kinds)
     assert len([line for line in said if "tasks.retire_at" in line]) <= 1
     run(tmp_path / "parts", *words, "--config.steps=3")

@@ -55,7 +55,7 @@ class RolloutKeys:
         "many batches, in an order that chance decides: the longest document is waited for once a "
         "window and not once a step, and every draw is read by the newest policy. 1: as the stream "
         "has them. It [changes what meets in a batch](training.md#windows). With files; made "
-        "documents are of one length",
+        "documents are of one length, but for stories of `tasks.min_tokens`",
         whole(1),
     )
     max_failed_share: float = key(
