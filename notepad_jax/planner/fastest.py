@@ -181,7 +181,7 @@ def _compile(
         left = [guess for guess in left if guess.fits(larger)]
         aimed = [guess for guess in left if aim(guess)]  # what has a price, if that is the aim
         best = min((aim(point) for point in found if aim(point)), default=math.inf)
-        guess = min(aimed, key=functools.partial(_burdened, aim), default=None)
+        guess = min(aimed, key=lambda guess, aim=aim: aim(guess) * guess.burden, default=None)
         if guess is None or aim(guess) > BETTER * best:
             continue
         point = _compiled(asked, guess.slice, guess.sets, screen, known)
@@ -194,10 +194,6 @@ def _compile(
             continue
         needed = (point.peaks[UPDATE] - guess.stays[UPDATE]) / max(1, guess.beside[UPDATE])
         larger[guess.family] = max(needed, larger.get(guess.family, 1.0))
-
-
-def _burdened(aim: Callable[[Any], float], guess: _Guess) -> float:
-    return aim(guess) * guess.burden
 
 
 def _compiled(

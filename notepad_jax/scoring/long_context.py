@@ -76,7 +76,7 @@ def oolong_date(prediction: str, answers: Sequence[str]) -> float:
     """1 if the date after the last colon is a gold one, in any usual way of writing a date."""
     said = _after_the_colon(prediction)
     day = _date(said)
-    return float(any(_equal(said, gold) or _same_day(day, gold) for gold in answers))
+    return float(any(_equal(said, gold) or (day and day == _date(gold)) for gold in answers))
 
 
 def _after_the_colon(text: str) -> str:
@@ -99,10 +99,6 @@ def _near(said: str, gold: str) -> float:
         return 0.75 ** abs(int(gold) - int(said))
     except (ValueError, OverflowError):  # no numbers, or too far apart for a float
         return 0.0
-
-
-def _same_day(day: datetime.date | None, gold: str) -> bool:
-    return day is not None and day == _date(gold)
 
 
 def _date(text: str) -> datetime.date | None:

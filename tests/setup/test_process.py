@@ -1,5 +1,6 @@
 """What a process asks of jax before it begins."""
 
+import gc
 import os
 
 import jax
@@ -51,3 +52,14 @@ def test_the_pinned_libtpu_is_told_once_to_keep_small_tiles(monkeypatch, libtpu,
     for _ in range(2):
         aot.keep_small_tiles()
         assert os.environ["LIBTPU_INIT_ARGS"] == then
+
+
+@pytest.mark.parametrize(("before", "then"), [(700, 5_000), (9_000, 9_000), (0, 0)])
+def test_garbage_is_looked_for_rarely_and_never_where_a_user_said_so(before, then):
+    said = gc.get_threshold()
+    try:
+        gc.set_threshold(before, 11, 12)
+        process.prepared(None)
+        assert gc.get_threshold() == (then, 11, 12)
+    finally:
+        gc.set_threshold(*said)
