@@ -40,7 +40,7 @@ def quiet() -> None:
 def prepared(config: Config | Starter | None) -> None:
     """Sets up the process: compilation cache, and the kernels that the config names.
 
-    Python looks for garbage less often: jax does work of its own each time, and it was 5 to 8% of
+    Python looks for garbage less often: jax does work of its own each time, and that was 4% of
     an evaluation's CPU seconds. A program that has switched it off (0) keeps it so.
 
     Raises ValueError for kernels that there are not.
