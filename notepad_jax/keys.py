@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -222,13 +221,12 @@ def unknown(name: str, known: Iterable[str]) -> str:
     return f"there is no config key {name!r}; {hint}"
 
 
+@functools.cache
 def _section(hint: Any) -> type | None:
     """Returns the dataclass of a hint: of a section, one that may be missing, or a list of them."""
-    if dataclasses.is_dataclass(hint):
-        return hint
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
-        return next((a for a in typing.get_args(hint) if dataclasses.is_dataclass(a)), None)
-    return None
+    return next(
+        (one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None
+    )
 
 
 def flat(section: Any, prefix: str = "") -> dict[str, Any]:
