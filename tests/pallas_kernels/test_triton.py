@@ -45,12 +45,15 @@ def test_few_queries_after_many_keys():
 
 
 def test_a_schedule_that_overflowed_gives_nan():
+    """Room for nine blocks, of which nine are needed, or ten."""
     kv_end = jnp.full((1, 256), 256)
     q = jnp.ones((1, 256, 2, 64))
+    attend = jax.jit(lambda *args: pallas_kernels.packed_attention(*args))
     with pallas_kernels.using(layouts.TRITON):
-        for room, finite in ((10, True), (9, False)):
-            entries = schedule.packed_schedule(kv_end, 256, 64, 64, room)
-            out, lse = pallas_kernels.packed_attention(q, q, q, entries)
+        for ends, needed, finite in ((kv_end.at[:, :64].set(192), 9, True), (kv_end, 10, False)):
+            entries = schedule.packed_schedule(ends, 256, 64, 64, 9)
+            assert entries.needed == needed
+            out, lse = attend(q, q, q, entries)
             assert np.isfinite(out).all() == np.isfinite(lse).all() == finite
 
 
