@@ -227,9 +227,8 @@ def _section(hint: Any) -> type | None:
     """Returns the dataclass of a hint: of a section, one that may be missing, or a list of them."""
     if dataclasses.is_dataclass(hint):
         return hint
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
-        return next((a for a in typing.get_args(hint) if dataclasses.is_dataclass(a)), None)
-    return None
+    some = isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple
+    return next((a for a in typing.get_args(hint) if some and dataclasses.is_dataclass(a)), None)
 
 
 def flat(section: Any, prefix: str = "") -> dict[str, Any]:
