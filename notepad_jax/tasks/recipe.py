@@ -265,9 +265,9 @@ def fitting(
     pass in constant memory.
     """
     fitted = 0
-    while (tokens := count(parted + parted.join(write(fitted, fitted + COUNTED)))) <= room:
+    while (tokens := count(parted + parted.join(units := write(fitted, fitted + COUNTED)))) <= room:
         fitted, room = fitted + COUNTED, room - tokens
-    for unit in write(fitted, fitted + COUNTED):
+    for unit in units:
         tokens = count(parted + unit)
         if tokens > room:
             break

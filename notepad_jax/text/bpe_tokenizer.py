@@ -15,7 +15,7 @@ import json
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class HuggingFaceTokenizer:
             say(loss(ordinary, instead, self.path))
             ordinary = replacing(ordinary, lost, instead)
             self._template = _load(replacing(_bare(spec), lost, instead), self.path)
-            borders = [away_from(lost, border) for border in borders]
+            borders = (away_from(lost, border) for border in borders)  # they compile for long
         self._start = _load(ordinary, self.path)
         middle = _without_prefix(ordinary)
         same = middle == ordinary
@@ -230,7 +230,7 @@ _PROBE = (
 def _border(
     start: tokenizers.Tokenizer,
     middle: tokenizers.Tokenizer,
-    borders: Sequence[re.Pattern[str]],
+    borders: Iterable[re.Pattern[str]],
     path: pathlib.Path,
 ) -> re.Pattern[str]:
     """Returns the first pattern at whose places texts may be cut; ValueError if none is."""

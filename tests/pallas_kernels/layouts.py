@@ -3,6 +3,8 @@
 `JAX_PLATFORMS=cuda python -m pytest tests/pallas_kernels/test_triton.py` runs them on a GPU.
 """
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -34,7 +36,7 @@ def kv_end(rng: np.random.Generator, length: int) -> np.ndarray:
     return ends.astype(np.int32)
 
 
-def bundle(prefix: int, tails: list[int], length: int) -> np.ndarray:
+def bundle(prefix: int, tails: Sequence[int], length: int) -> np.ndarray:
     """One shared prefix and its tails, then padding up to `length`."""
     ends = np.arange(1, length + 1)
     ends[:prefix] = prefix + sum(tails)

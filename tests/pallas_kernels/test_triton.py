@@ -45,12 +45,15 @@ def test_few_queries_after_many_keys():
 
 
 def test_a_schedule_that_overflowed_gives_nan():
+    """Room for nine blocks, of which nine are needed, or ten."""
     kv_end = jnp.full((1, 256), 256)
     q = jnp.ones((1, 256, 2, 64))
+    attend = jax.jit(lambda *args: pallas_kernels.packed_attention(*args))
     with pallas_kernels.using(layouts.TRITON):
-        for room, finite in ((10, True), (9, False)):
-            entries = schedule.packed_schedule(kv_end, 256, 64, 64, room)
-            out, lse = pallas_kernels.packed_attention(q, q, q, entries)
+        for ends, needed, finite in ((kv_end.at[:, :64].set(192), 9, True), (kv_end, 10, False)):
+            entries = schedule.packed_schedule(ends, 256, 64, 64, 9)
+            assert entries.needed == needed
+            out, lse = attend(q, q, q, entries)
             assert np.isfinite(out).all() == np.isfinite(lse).all() == finite
 
 
@@ -88,6 +91,10 @@ def cached(dtype, K, Z, H, seed=0):
     return pages.of(data, *scales)
 
 
+twin = jax.jit(functools.partial(reference.paged_attention, attend=reference.in_blocks(6, 64)))
+decode = jax.jit(lambda *a, **w: pallas_kernels.paged_attention(*a, **w))
+
+
 @pytest.mark.parametrize(
     "dtype, Z, N, K, H",
     [("float32", 16, 4, 2, 64), ("bfloat16", 32, 14, 2, 64), ("int8", 16, 6, 1, 128)],
@@ -115,19 +122,21 @@ def test_decoding_is_that_of_plain_jnp(dtype, Z, N, K, H, window):
     arguments = q, k, v, cached(dtype, K, Z, H), jnp.int32(1), tables, kv_lens
     how = {} if window is None else {"window": jnp.int32(window)}
     with jax.default_matmul_precision("highest"):
-        attend = reference.in_blocks(6, 64)
-        want, written = jax.jit(lambda *a, **w: reference.paged_attention(*a, attend=attend, **w))(
-            *arguments, **how
-        )
+        want, written = twin(*arguments, **how)
     with pallas_kernels.using(layouts.TRITON):
-        got, pages = jax.jit(lambda *a, **w: pallas_kernels.paged_attention(*a, **w))(
-            *arguments, **how
-        )
+        got, pages = decode(*arguments, **how)
     near = 2e-2 if dtype == "bfloat16" else 2e-5
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=near)
     assert not got[5].any()
     for new, old in zip(pages.arrays, written.arrays, strict=True):
         assert np.asarray(new).tobytes() == np.asarray(old).tobytes()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def in_parts(programs, *arguments):
+    """Traced while `_PROGRAMS` is `programs`, which decide the parts."""
+    assert paged._PROGRAMS == programs
+    return gpu.attend_to_pages(*arguments, interpret=layouts.TRITON != "triton")
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 500])
@@ -139,12 +148,7 @@ def test_a_context_in_parts_is_the_context(length, monkeypatch):
     found = []
     for programs in (1, 8, 512):
         monkeypatch.setattr(paged, "_PROGRAMS", programs)
-        found.append(
-            gpu.attend_to_pages(
-                pages, jnp.int32(0), q, table, jnp.array([length]),
-                interpret=layouts.TRITON != "triton",
-            )
-        )  # fmt: skip
+        found.append(in_parts(programs, pages, jnp.int32(0), q, table, jnp.array([length])))
     for out, lse in found[1:]:
         np.testing.assert_allclose(out, found[0][0], atol=1e-5)
         np.testing.assert_allclose(lse, found[0][1], atol=1e-5)

@@ -38,17 +38,29 @@ def test_positions_by_hand():
     assert positions(layouts.bundle(3, [2, 1], 7)).tolist() == [0, 1, 2, 3, 4, 3, 0]
 
 
-@functools.partial(jax.jit, static_argnames=("backend", "window"))
 def results(q, k, v, kv_end, at, d_out, d_lse, *, backend, window):
     """(out, lse, dq, dk, dv) of one backend; "dense" is the oracle."""
+    if backend == "dense":
+        return dense(q, k, v, kv_end, at, d_out, d_lse, window=window)
+    listed = schedule.packed_schedule(
+        kv_end, q.shape[1], BLOCK, BLOCK, positions_BS=at, window=window
+    )
+    return attended(q, k, v, listed, d_out, d_lse, backend=backend)
+
+
+@functools.partial(jax.jit, static_argnames="window")
+def dense(q, k, v, kv_end, at, d_out, d_lse, *, window):
+    attend = lambda q, k, v: dense_attention(q, k, v, kv_end, at, window)  # noqa: E731
+    found, backward = jax.vjp(attend, q, k, v)
+    return *found, *backward((d_out, d_lse))
+
+
+@functools.partial(jax.jit, static_argnames="backend")
+def attended(q, k, v, listed, d_out, d_lse, *, backend):
+    """One program whatever the window."""
 
     def attend(q, k, v):
-        if backend == "dense":
-            return dense_attention(q, k, v, kv_end, at, window)
         with pallas_kernels.using(backend):
-            listed = schedule.packed_schedule(
-                kv_end, q.shape[1], BLOCK, BLOCK, positions_BS=at, window=window
-            )
             return pallas_kernels.packed_attention(q, k, v, listed)
 
     found, backward = jax.vjp(attend, q, k, v)
@@ -108,19 +120,23 @@ def packed(q, k, v, blocks, backend):
 def test_the_schedule_counts_by_hand():
     """8 blocks: each sees itself and, 32 tokens back, its neighbour; tails the prefix's end."""
 
-    def count(kv_end, queries, window):
-        at = jnp.asarray(positions(np.asarray(kv_end)))[None]
-        kv_end = jnp.asarray(kv_end)[None]
+    @functools.cache
+    def told(prefix, tails, length):
+        kv_end = layouts.bundle(prefix, tails, length)
+        return jnp.asarray(kv_end)[None], jnp.asarray(positions(kv_end))[None]
+
+    def count(bundle, queries, window):
+        kv_end, at = told(*bundle)
         listed = schedule.packed_schedule(kv_end, queries, 128, 128, positions_BS=at, window=window)
         return int(listed.count)
 
-    causal = layouts.bundle(1024, [], 1024)
+    causal = 1024, (), 1024
     assert count(causal, 1024, 0) == 36
     assert count(causal, 1024, 1) == 8
     assert count(causal, 1024, 2) == count(causal, 1024, 32) == 8 + 7
     assert count(causal, 1024, 129) == 8 + 7
     assert count(causal, 1024, 130) == 8 + 7 + 6  # the block's first query sees 129 back
-    tails = layouts.bundle(1024, [16] * 8, 1152)  # a block of tails behind eight of a prefix
+    tails = 1024, (16,) * 8, 1152  # a block of tails behind eight of a prefix
     assert count(tails, 128, 0) == 9
     assert count(tails, 128, 32) == 2
 
