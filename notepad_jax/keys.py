@@ -222,6 +222,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     return f"there is no config key {name!r}; {hint}"
 
 
+@functools.cache
 def _section(hint: Any) -> type | None:
     """Returns the dataclass of a hint: of a section, one that may be missing, or a list of them."""
     if dataclasses.is_dataclass(hint):
