@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -225,11 +224,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
 @functools.cache
 def _section(hint: Any) -> type | None:
     """Returns the dataclass of a hint: of a section, one that may be missing, or a list of them."""
-    if dataclasses.is_dataclass(hint):
-        return hint
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
-        return next((a for a in typing.get_args(hint) if dataclasses.is_dataclass(a)), None)
-    return None
+    kinds = (hint, *typing.get_args(hint))
+    return next((one for one in kinds if dataclasses.is_dataclass(one)), None)
 
 
 def flat(section: Any, prefix: str = "") -> dict[str, Any]:

@@ -87,9 +87,9 @@ class HashPolicy:
         """The keys of a packed row whose tokens are all shown keys of the sum `before`, too."""
         keys: list[int] = []
         ends = kv_end_T.tolist()
-        for i, (token, position) in enumerate(zip(tokens_T.tolist(), positions_T.tolist())):
-            seen = sum(key for key, end in zip(keys, ends) if end > i)
-            keys.append(self.key(before + seen, token, position))
+        for i, (token, position) in enumerate(zip(tokens_T, positions_T, strict=True)):
+            seen = sum(key for key, end in zip(keys, ends, strict=False) if end > i)
+            keys.append(self.key(before + seen, int(token), int(position)))
         return np.array(keys, np.uint64)
 
 

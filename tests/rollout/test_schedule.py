@@ -218,7 +218,7 @@ def play(store, another, lead, chance, readers):
     kills, running = {}, {who: another(who) for who in ("t", *(f"r{k}" for k in range(readers)))}
     frozen, rate = [], chance.choice([0.002, 0.02, 0.1]) if chance else 0
     pick = chance or random.Random(0)
-    for move in range(50_000):
+    for move in range(20_000):
         planned = max(store.numbers(schedule.PLAN), default=0)  # nobody runs further ahead
         assert planned <= max(store.numbers("policy"), default=0) + 1 + lead
         who = pick.choice(sorted(running))
