@@ -85,11 +85,12 @@ class HashPolicy:
         self, tokens_T: np.ndarray, positions_T: np.ndarray, kv_end_T: np.ndarray, before: int = 0
     ) -> np.ndarray:
         """The keys of a packed row whose tokens are all shown keys of the sum `before`, too."""
-        keys_T = np.zeros(len(tokens_T), np.uint64)
-        for i in range(len(keys_T)):
-            seen = _sum(keys_T[:i][kv_end_T[:i] > i])
-            keys_T[i] = self.key(before + seen, int(tokens_T[i]), int(positions_T[i]))
-        return keys_T
+        keys: list[int] = []
+        ends = kv_end_T.tolist()
+        for i, (token, position) in enumerate(zip(tokens_T, positions_T, strict=True)):
+            seen = sum(key for key, end in zip(keys, ends, strict=False) if end > i)
+            keys.append(self.key(before + seen, int(token), int(position)))
+        return np.array(keys, np.uint64)
 
 
 class Exact(NamedTuple):

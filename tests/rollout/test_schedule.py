@@ -30,6 +30,7 @@ class Store:
     def __init__(self, once=(schedule.SPOOL, schedule.PLAN, "policy/")):
         self.once = once  # kinds that are the same whoever puts them
         self.there = {}
+        self.kinds = {}  # of each kind, what its names are without it
         self.ever = {}  # of what is put once
 
     def put(self, name, content):
@@ -37,23 +38,27 @@ class Store:
             return False
         if name.startswith(self.once):
             assert self.ever.setdefault(name, content) == content, f"{name} has other bits"
-        self.there[name] = content
+        self.replace(name, content)
         return True
 
     def replace(self, name, content):
         self.there[name] = content
+        kind, _, rest = name.partition("/")
+        self.kinds.setdefault(kind, {})[rest] = None
 
     def get(self, name):
         return self.there.get(name)
 
     def remove(self, name):
-        self.there.pop(name, None)
+        if self.there.pop(name, None) is not None:
+            kind, _, rest = name.partition("/")
+            del self.kinds[kind][rest]
 
     def names(self, kind=""):
-        return [name for name in self.there if name.startswith(kind)]
+        return [name for name in self.there if name.startswith(kind)] if kind else [*self.there]
 
     def numbers(self, kind):
-        return [int(name) for name in schedule.of_kind(self.names(), kind)]
+        return list(map(int, self.kinds.get(kind, ())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +218,7 @@ def play(store, another, lead, chance, readers):
     kills, running = {}, {who: another(who) for who in ("t", *(f"r{k}" for k in range(readers)))}
     frozen, rate = [], chance.choice([0.002, 0.02, 0.1]) if chance else 0
     pick = chance or random.Random(0)
-    for move in range(50_000):
+    for move in range(20_000):
         planned = max(store.numbers(schedule.PLAN), default=0)  # nobody runs further ahead
         assert planned <= max(store.numbers("policy"), default=0) + 1 + lead
         who = pick.choice(sorted(running))

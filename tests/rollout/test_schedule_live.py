@@ -221,8 +221,11 @@ def test_of_a_thousand_schedules_none_ends_otherwise():
     assert sum(check(range(150, 1150))[0].values()) > 2_000
 
 
-@pytest.mark.parametrize("wrong", ["gate", "completion order", "forgotten", "choice not kept"])
-def test_a_rule_that_is_wrong_is_found(wrong):
+@pytest.mark.parametrize(
+    ("wrong", "first"),  # seed that is tried: those before it find nothing
+    [("gate", 0), ("completion order", 139), ("forgotten", 0), ("choice not kept", 0)],
+)
+def test_a_rule_that_is_wrong_is_found(wrong, first):
     def fails(seed):
         try:
             run(*disturbed(seed, wrong=wrong, lead=1, slack=1))
@@ -230,7 +233,7 @@ def test_a_rule_that_is_wrong_is_found(wrong):
             return True
         return False
 
-    assert any(fails(seed) for seed in range(300))
+    assert any(fails(seed) for seed in range(first, 300))
 
 
 # ---------------------------------------------------------------- the pure rule

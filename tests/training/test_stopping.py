@@ -27,6 +27,8 @@ from notepad_jax.training import partial_rollout
 from tests.runs import ROOT, SMALL, run
 from tests.support import same_run
 
+TWO = "--config.steps=2"
+
 
 @pytest.fixture(autouse=True)
 def as_in_a_terminal():
@@ -55,6 +57,14 @@ def at_launch(monkeypatch):
     return lambda step, nth, number=signal.SIGINT: coming.append(
         {"step": step, "left": nth, "number": number}
     )
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory):
+    """A run of two steps that nobody stops."""
+    folder = tmp_path_factory.mktemp("brief") / "run"
+    run(folder, TWO)
+    return folder
 
 
 def kept(folder: Path) -> int:
@@ -136,7 +146,7 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     assert not (tmp_path / "run" / partial_rollout.FILE).exists()
 
 
-def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monkeypatch):
+def test_a_signal_in_the_update_lets_the_step_end(brief, tmp_path, monkeypatch):
     """Should the process not be given the time, the rollout is on disk."""
     folder, learn, found = tmp_path / "run", learner.learn, []
 
@@ -148,12 +158,12 @@ def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monke
 
     monkeypatch.setattr(learner, "learn", interrupted)
     with pytest.raises(Stopped, match="stopped after step 1"):
-        run(folder)
+        run(folder, TWO)
     assert found and not (folder / partial_rollout.FILE).exists()
     monkeypatch.setattr(learner, "learn", learn)
-    run(tmp_path / "killed", resume=True)
+    run(tmp_path / "killed", TWO, resume=True)
     assert read_metrics(tmp_path / "killed", TIMINGS)[0]["replayed_turns"] == found[0]
-    assert same_run.differences(uninterrupted, tmp_path / "killed") == []
+    assert same_run.differences(brief, tmp_path / "killed") == []
 
 
 def test_what_was_learnt_since_the_last_checkpoint_is_saved_before_a_run_stops(
@@ -253,17 +263,17 @@ def test_what_was_kept_of_a_step_that_is_saved_leaves_at_once(tmp_path):
         assert path.exists() == there
 
 
-def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launch, capsys):
+def test_a_damaged_file_makes_the_rollout_anew(brief, tmp_path, at_launch, capsys):
     folder = tmp_path / "run"
     at_launch(1, 5)
     with pytest.raises(Stopped):
-        run(folder)
+        run(folder, TWO)
     path = folder / partial_rollout.FILE
     path.write_bytes(path.read_bytes()[9:])
-    run(folder, resume=True)
+    run(folder, TWO, resume=True)
     (said,) = capsys.readouterr().err.splitlines()
     assert "under_way.jsonl is cut off" in said
-    assert same_run.differences(uninterrupted, folder) == []
+    assert same_run.differences(brief, folder) == []
 
 
 def test_engines_side_by_side_keep_their_turns_together(tmp_path):
@@ -420,13 +430,13 @@ def test_a_signal_within_a_garbage_collection_is_not_lost(when):
 
 
 def test_a_run_that_is_stopped_within_a_collection_is_the_run_that_was_not(
-    uninterrupted, tmp_path, monkeypatch
+    brief, tmp_path, monkeypatch
 ):
     """While it is made ready, and in a rollout."""
     folder, load = tmp_path / "run", builders.load_policy
     monkeypatch.setattr(builders, "load_policy", lambda *a: [load(*a), at_a_collection()][0])
     with pytest.raises(Stopped, match="^stopped$"):
-        run(folder)
+        run(folder, TWO)
     assert not folder.exists()
     monkeypatch.setattr(builders, "load_policy", load)
     launched, first = Replay._launched, iter([at_a_collection])
@@ -438,10 +448,10 @@ def test_a_run_that_is_stopped_within_a_collection_is_the_run_that_was_not(
 
     monkeypatch.setattr(Replay, "_launched", once)
     with pytest.raises(Stopped, match="in the rollout of step 1"):
-        run(folder)
+        run(folder, TWO)
     monkeypatch.setattr(Replay, "_launched", launched)
-    run(folder, resume=True)
-    assert same_run.differences(uninterrupted, folder) == []
+    run(folder, TWO, resume=True)
+    assert same_run.differences(brief, folder) == []
 
 
 def test_what_does_not_look_is_ended_by_who_watches(monkeypatch):

@@ -90,12 +90,13 @@ def test_a_document_that_cannot_be_read_costs_its_groups_or_ends_the_run(tmp_pat
         return tuple(dataclasses.replace(task, document=document) for task in tasks)
 
     monkeypatch.setattr(Records, "at", at)
-    first, *_ = run(tmp_path / "goes-on", "--config.steps=1", "--config.rollout.max_failed_share=1")
+    words = ("--config.steps=1", "--config.rollout.group_size=2")
+    first, *_ = run(tmp_path / "goes-on", *words, "--config.rollout.max_failed_share=1")
     assert first["groups/dropped_failed"] == 2 and first["groups/sampled"] > 4
     line = json.loads((tmp_path / "goes-on" / LEDGER).read_text())
     assert line["failed"] == [[1, 0], [1, 1]]
     with pytest.raises(ValueError, match="in 2 of the .* of a step .*OSError: the disk is g"):
-        run(tmp_path / "ends", "--config.steps=1", "--config.rollout.max_failed_share=0.1")
+        run(tmp_path / "ends", *words, "--config.rollout.max_failed_share=0.1")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,8 @@ class Said(SilentScreen):
 
 
 def run_and_listen(folder: Path, *words: str, resume: bool = False):
-    screen = Said()
-    config = configuration.load("quickstart", [*SMALL, *words])
+    screen, few = Said(), ("--config.rollout.group_size=2", "--config.rollout.max_rounds=1")
+    config = configuration.load("quickstart", [*SMALL, *few, *words])
     train.train(config, folder, screen, resume)
     return read_metrics(folder), screen.lines
 
