@@ -127,8 +127,8 @@ class Said(SilentScreen):
 
 
 def run_and_listen(folder: Path, *words: str, resume: bool = False):
-    screen, few = Said(), ("--config.rollout.group_size=2", "--config.rollout.max_rounds=1")
-    config = configuration.load("quickstart", [*SMALL, *few, *words])
+    screen = Said()
+    config = configuration.load("quickstart", [*SMALL, *words])
     train.train(config, folder, screen, resume)
     return read_metrics(folder), screen.lines
 
