@@ -151,7 +151,7 @@ def test_parts_that_are_counted_apart_add_up_to_the_whole():
             assert guess.stays[phase.name] == sum(phase.residents.values())
 
 
-def test_what_it_finds_is_the_best_of_all_that_is_tried(few):
+def test_what_it_finds_is_the_best_of_all_that_is_tried():
     """Every combination planned whole, on a chip so small that most of them do not fit."""
     config = configuration.changed(
         shipped(BEFORE), ["--config.rollout.documents=16", "--config.engine.pages=5864"]
@@ -195,14 +195,13 @@ def test_a_planted_optimum_is_found(monkeypatch):
         return dataclasses.replace(one, compute_seconds=0.0 if is_it else 1e3, beside=0)
 
     monkeypatch.setattr(arithmetic, "read", read)
-    monkeypatch.setattr(candidates, "CUTS", 2)
     best, _ = figures.winners(searched(shipped(BEFORE)))
     known = keys.flat(shipped(BEFORE))
     assert {**{key: known[key] for key in PLANTED}, **best.sets} == PLANTED
     assert any(asked) and not all(asked)
 
 
-def test_the_cheapest_slice_is_another_than_the_fastest(few):
+def test_the_cheapest_slice_is_another_than_the_fastest():
     points = searched(shipped(), "v6e:4x4", "v6e:8x8")
     best, cheapest = figures.winners(points)
     assert best.slice == "v6e:8x8" and cheapest.slice == "v6e:4x4"

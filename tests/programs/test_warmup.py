@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
 
 def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
     folder = tmp_path / "starter"
-    config = tiny(folder, 18)
+    config = tiny(folder, 30)
     huggingface.export_params(*huggingface.import_policy(STARTER), folder)
     (folder / "README.md").write_text("mine")
     last = warmup.run(config, choose(quiet=True))

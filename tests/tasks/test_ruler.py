@@ -169,7 +169,7 @@ def uniform(places):
 
 @pytest.mark.parametrize("name", [*_NEEDLES, "vt"])
 def test_evidence_lies_uniformly_over_the_document(name):
-    places = [e.place for seed in range(300) for e in make(name, seed, 2048).evidence]
+    places = [e.place for seed in range(300) for e in make(name, seed, 8192).evidence]
     assert len(places) >= 300
     assert uniform(places)
 
@@ -246,10 +246,10 @@ def test_items_of_a_list_come_in_any_order():
     # The first item of 300 lists is a common word as often as common words are many.
     first, share = 0, 0.0
     for seed in range(300):
-        task = make("cwe", seed, 1024)
+        task = make("cwe", seed, 4096)
         words = re.findall(r"\d+\. (\S+)", next(task.document.pieces()))
         first += words[0] in task.answers
-        share = 60 / task.document.filler.size
+        share = 300 / task.document.filler.size
     assert scipy.stats.binomtest(first, 300, share).pvalue > 1e-3
 
 

@@ -1,7 +1,6 @@
 """What a run says of its turns is what its checkpoints say; another policy's words are found."""
 
 import json
-import shutil
 
 import pytest
 
@@ -70,12 +69,10 @@ def test_what_cannot_be_looked_at_is_said_in_a_line(whole, tmp_path):
     assert "has no trajectories.jsonl: it is no training run's" in refused(tmp_path)
 
 
-def test_versions_without_a_checkpoint_are_named(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(folder / "checkpoints" / "0")
-    made = audit.run(folder, None, SilentScreen())
+def test_versions_without_a_checkpoint_are_named(uninterrupted):
+    made = audit.run(uninterrupted, None, SilentScreen())
     assert made.gone and "not looked at: versions 0" in audit.text(made)
     with pytest.raises(
         ValueError, match=r"were said by versions 0, and checkpoints of .* are kept"
     ):
-        audit.run(folder, 1, SilentScreen())
+        audit.run(uninterrupted, 1, SilentScreen())

@@ -249,22 +249,20 @@ def go(how: How, folder: Path, steps: int = 2, stop_at: int = -1) -> Loop:
 ANSWERS = ((1, 0), (2, 1), (4, 3))
 
 
+@pytest.mark.parametrize("stops", [(2,), (2, 7)])
 @pytest.mark.parametrize(("answer_chunks", "carry"), ANSWERS)
-def test_whatever_runs_how_fast_the_same_is_learnt_from(answer_chunks, carry, tmp_path):
+def test_whatever_runs_how_fast_the_same_is_learnt_from(answer_chunks, carry, stops, tmp_path):
     tried: collections.Counter[str] = collections.Counter()
-    learnt_from = collections.defaultdict(set)
-    fast = itertools.product(((2,), (2, 7)), (True, False), (True, False), (4, 8), (2, 9))
-    for number, (stops, drafts, share, page_size, at_once) in enumerate(fast):
-        # Of stops, steps and the other four, any five meet in every way.
-        odd = (len(stops) + drafts + share + (page_size == 8) + (at_once == 9)) % 2
-        steps = 1 if odd else 3
+    learnt_from = set()
+    fast = itertools.product((True, False), (True, False), (4, 8), (2, 9), (1, 3))
+    for number, (drafts, share, page_size, at_once, steps) in enumerate(fast):
         how = How(answer_chunks, carry, stops, drafts, share, number % 5 == 0, page_size, at_once,
                   steps, more_pages=number % 7)  # fmt: skip
         loop = go(how, tmp_path / str(number), 1)
         assert len(loop.batches) == 1
-        learnt_from[stops] |= {learnt(0, coarsened(batch)) for batch in loop.batches}
+        learnt_from |= {learnt(0, coarsened(batch)) for batch in loop.batches}
         tried.update(loop.right.tried)
-    assert [len(found) for found in learnt_from.values()] == [1, 1]
+    assert len(learnt_from) == 1
     assert min(tried.values()) >= 12 and len(tried) == (4 if answer_chunks > 1 else 1)
 
 

@@ -31,6 +31,7 @@ from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place
 from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
+from pallas_kernels import import_lowering
 
 
 @jax.tree_util.register_dataclass
@@ -65,6 +66,7 @@ class PagedEngine(compat.Engine):
         sampling: SamplingParams,
         mesh: jax.sharding.Mesh | None = None,
     ):
+        import_lowering()  # JetStream prefills and decodes in threads of its own
         self.config, self.settings = config, settings
         self._sampling = sampling
         self._mesh = meshes.one() if mesh is None else mesh
