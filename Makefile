@@ -107,8 +107,8 @@ test: install ## the default tests: no network, no accelerator
 	$(BIN)/python -m pytest $(DEATHS) --numprocesses $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/slow $(SMOLLM_FILE) ## the tests marked slow, compiling for TPUs and LangChain among them
-	$(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load $(AS_USERS)
-	XLA_FLAGS='$(TEST_FLAGS)' $(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load $(AS_USERS:%=--ignore=%)
+	$(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist worksteal $(AS_USERS)
+	XLA_FLAGS='$(TEST_FLAGS)' $(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist worksteal $(AS_USERS:%=--ignore=%)
 
 lint: install ## style and the floors of the architecture
 	$(BIN)/ruff check .

@@ -82,6 +82,7 @@ def test_the_hooks_use_the_tools_of_the_environment():
         assert all((ROOT / word).is_file() for word in words if word.startswith("tests/"))
 
 
+@pytest.mark.slow
 def test_what_is_too_much_is_said(tmp_path):
     for package in budget.PACKAGES:
         (tmp_path / package).mkdir()

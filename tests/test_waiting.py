@@ -193,6 +193,7 @@ def test_a_future_of_work_can_be_cancelled_and_tells_what_came_of_it():
             loop.begun(fails()).result(20)
 
 
+@pytest.mark.slow
 def test_a_failure_whose_caller_left_says_nothing(caplog):
     """Of two engines that fail together, the first is raised; the other was waited for, too."""
 

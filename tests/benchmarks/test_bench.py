@@ -61,6 +61,7 @@ def test_a_goal_is_a_figure_or_one_over_another_and_bold_where_it_is_reached():
     assert {part for part, *_ in bench.GOALS.values()} <= bench.PARTS.keys()
 
 
+@pytest.mark.slow
 def test_a_part_runs_and_one_that_fails_says_why(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.os, "sched_setaffinity", lambda *_: None)
     small = bench.Part(("packing", "--groups=2", "--members=2", "--chunks=1", "--steps=2"))

@@ -63,6 +63,7 @@ OURS = (
 )
 
 
+@pytest.mark.slow
 def test_any_numbering_gives_the_same_prose():
     printed, wrapped = (book.verses(text.format(**FILLED)) for text in (PRINTED, WRAPPED))
     assert printed == wrapped and [verse.name for verse in printed][-2:] == [

@@ -145,6 +145,7 @@ for model, name in json.loads(sys.argv[1]):
     assert "[3/3] v5e qwen2.5-7b logprob" in output.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 def test_one_kernel_from_the_compiler_to_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture

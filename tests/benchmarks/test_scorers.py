@@ -70,6 +70,7 @@ def test_partial_answers_are_found_to_differ(tmp_path, capsys):
     assert said and all("Final Answer:" in one for one in said)
 
 
+@pytest.mark.slow
 def test_what_stands_in_a_class_or_a_function_is_found_and_agrees(tmp_path, capsys):
     file = tmp_path / "nested.py"
     file.write_text(NESTED)

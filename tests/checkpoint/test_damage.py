@@ -81,6 +81,7 @@ def mutations(path, rng):
     yield lambda: shutil.copy(path, extra), extra
 
 
+@pytest.mark.slow
 def test_every_damage_of_a_step_is_one_line_and_the_older_step_is_restored(folder):
     rng, newest, done = np.random.default_rng(0), folder / str(NEWEST), 0
     files = files_of(newest)

@@ -157,6 +157,7 @@ def held_bytes():
     return sum({x.unsafe_buffer_pointer(): x.nbytes for x in shards}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_handoff_holds_the_engines_copy_and_one_layer(dtype, monkeypatch, nothing_left_over):
     """Also while the engine still holds the policy before; afterwards, the copy alone."""
@@ -395,6 +396,7 @@ print("resharded")
 """
 
 
+@pytest.mark.slow
 def test_weights_move_from_a_training_mesh_to_a_serving_mesh(tmp_path):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     done = subprocess.run(

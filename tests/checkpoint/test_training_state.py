@@ -74,6 +74,7 @@ def test_restoring_casts_params(tmp_path):
     np.testing.assert_array_equal(saved.params["embed"], params["embed"].astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_two_threads_save_and_restore_at_once(tmp_path):
     """Orbax counts its operations in the process: of two saves one removed the other's folders."""
     params, opt = state()

@@ -102,6 +102,7 @@ def test_beside_int8_weights_no_adapter_is_rounded():
     assert worst_gap(lora.plain(exact), done) > 1e-3  # and the delta is seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["bfloat16", "int8"])
 def test_a_policy_in_bfloat16_multiplies_by_the_trainers_numbers(kept):
     """Adapters are handed over as the forward pass rounds them, whatever the base is kept in."""
@@ -124,6 +125,7 @@ def test_experts_stay_as_they_are_beside_adapters_on_attention():
     assert worst_gap(parameters.join(frozen, adapters), done, config) < 1e-5
 
 
+@pytest.mark.slow
 def test_new_adapters_are_another_version_to_the_prefix_cache():
     """What was cached under the adapters before is not read again."""
     frozen, first = trained(tiny.params())
@@ -175,6 +177,7 @@ def products(params):
         yield text.count("stablehlo.dot_general")
 
 
+@pytest.mark.slow
 def test_a_launch_has_two_small_products_more_for_each_adapter_and_none_without():
     frozen, adapters = trained(tiny.params(), lora.Lora(2, 4.0, ("q",)))
     plain = list(products(tiny.params()))

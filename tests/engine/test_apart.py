@@ -74,6 +74,7 @@ def test_what_two_policies_share_is_taken_apart_once():
     np.testing.assert_array_equal(second["up"].layers[2], other["up"][2])
 
 
+@pytest.mark.slow
 def test_what_an_engine_gives_back_is_free():
     engine, params = Apart(tiny.CONFIG, mesh.one()), tiny.params()
     placed = engine.of(params)

@@ -99,6 +99,7 @@ def test_engine_logprobs_are_the_trainers_with_shared_prefixes(shared_run):
     assert worst_gap(tiny.params(), PROMPTS, shared_run[0], samplings()) < 1e-5
 
 
+@pytest.mark.slow
 def test_engine_logprobs_are_the_trainers_without(plain_run):
     assert worst_gap(tiny.params(), PROMPTS, plain_run[0], samplings()) < 1e-5
 
@@ -111,6 +112,7 @@ def test_sharing_and_drafts_change_the_speed_and_not_the_answer(shared_run, plai
     assert plain_run[1].stats.prefix_tokens_saved == 0
 
 
+@pytest.mark.slow
 def test_tails_that_begin_alike_are_computed_once():
     """Of a group: behind a full page, a part of one and nothing; same ends, others, and drafts."""
     rng = np.random.default_rng(3)
@@ -155,6 +157,7 @@ def test_every_slot_and_page_comes_back(shared_run):
     all_free(shared_run[1])
 
 
+@pytest.mark.slow
 def test_few_slots_and_pages_give_the_same_completions(shared_run):
     small = EngineSettings(
         slots=3, page_size=8, pages=20, max_prompt=96, max_new_tokens=12, steps_per_launch=1,
@@ -328,6 +331,7 @@ def on_the_grid(path, leaf):
     return values.at[first].set(127) * scale
 
 
+@pytest.mark.slow
 def test_weights_on_the_grid_give_the_same_completions_in_int8():
     exact = jax.tree.map_with_path(on_the_grid, tiny.params())
     params = adopted_as_int8(exact)

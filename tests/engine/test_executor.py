@@ -266,6 +266,7 @@ def test_weights_that_are_not_finite_end_the_engine_with_a_word():
     assert isinstance(failed.value.__cause__, FloatingPointError)
 
 
+@pytest.mark.slow
 def test_a_stream_of_real_tokens_is_the_completion():
     prompt, turn = tiny.prompts()[5], tiny.sampling(3)
 

@@ -318,6 +318,7 @@ def test_an_address_that_is_taken_is_said_and_nothing_runs_on():
     until(lambda: not kept_by(before))
 
 
+@pytest.mark.slow
 def test_greedy_completions_are_those_of_our_own_service():
     """Its dense prefill and its slots, and our pages: the same tokens."""
     params, all_sizes = tiny.params(), tiny.prompts(per_prefix=1)

@@ -138,6 +138,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_all_segments_but_the_last(tmp_path):
     path = tmp_path / "journal.jsonl"
     for least in (1, 20_000, 90_000):

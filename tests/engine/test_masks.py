@@ -99,6 +99,7 @@ def test_what_is_drawn_is_allowed_and_reported_as_the_trainer_computes_it(compan
         assert np.isfinite(done[n].behaviour_logprobs).all()
 
 
+@pytest.mark.slow
 def test_who_has_no_grammar_gets_what_he_gets_alone(company):
     samples, done = company
     free = range(0, len(PROMPTS), 2)
@@ -124,6 +125,7 @@ def test_shared_prefixes_drafts_and_streams_change_nothing(company):
         assert some[-1].finish is one.finish
 
 
+@pytest.mark.slow
 def test_a_turn_under_a_grammar_ends_at_its_length_or_where_it_may():
     done = run([PROMPTS[0]] * 8, [bounded(n, max_new_tokens=3 + n) for n in range(8)])
     assert all(len(one.tokens) <= 3 + n for n, one in enumerate(done))
@@ -132,6 +134,7 @@ def test_a_turn_under_a_grammar_ends_at_its_length_or_where_it_may():
     assert len(short.tokens) == 1 and short.tokens[0] % 3 == 0
 
 
+@pytest.mark.slow
 def test_top_p_is_a_share_of_what_may_be_drawn():
     """The likeliest tokens are forbidden; of the others the likeliest half stays."""
     shares = np.log([0.5, 0.2, 0.15, 0.1, 0.05]).astype(np.float32)

@@ -75,6 +75,7 @@ def test_attentions_pairs_are_counted_a_shared_prefix_once(whole):
     assert sum(cached.values()) == stats.prefix_tokens
 
 
+@pytest.mark.slow
 def test_neither_company_nor_few_slots_change_what_is_written(whole):
     readings, _ = whole
     few = dataclasses.replace(tiny.SETTINGS, slots=2)

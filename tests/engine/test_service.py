@@ -321,6 +321,7 @@ def test_an_engine_that_gives_its_weights_back_adopts_its_own_version_or_another
 # ---------------------------------------------------------------- any course of events
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), fail=st.booleans())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_every_call_is_settled_exactly_once(seed, fail):

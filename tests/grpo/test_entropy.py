@@ -68,6 +68,7 @@ def oracle(config, params, groups):
     return jax.jit(jax.value_and_grad(plain, has_aux=True))(params["final_norm"])
 
 
+@pytest.mark.slow
 def test_the_bonus_has_the_gradient_of_a_plain_softmax_s(config, params, batch, oracle):
     loss, got = update.loss_and_gradient(config, SETTINGS, params, {}, batch)
     (expected, _), want = oracle

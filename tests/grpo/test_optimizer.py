@@ -117,6 +117,7 @@ def mixture(config):
     return dataclasses.replace(config, experts=Experts(4, 2, 24, normalize=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True])
 def test_muon_orthogonalises_each_layers_matrix(config, experts):
     config = mixture(config) if experts else config

@@ -74,6 +74,7 @@ def off_policy(config, params, groups):
     return dataclasses.replace(one, proximal_logprobs=now + one.weights * 8 * noise[one.turn]), now
 
 
+@pytest.mark.slow
 def test_its_loss_is_the_paper_s_over_trajectories(learn, off_policy):
     """-mean over trajectories of min(s A, clip(s) A), s the geometric mean of their ratios."""
     one, now = off_policy
@@ -89,6 +90,7 @@ def test_its_loss_is_the_paper_s_over_trajectories(learn, off_policy):
     assert float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_neither_rows_nor_micro_batches_matter(learn, groups, off_policy):
     """Sixteen rows or one: a trajectory's turns lie in many micro-batches."""
     one, _ = off_policy

@@ -28,6 +28,7 @@ def merged(make, gains, behaviour=(None, None)):
     return dataclasses.replace(group, trajectories=tuple(members))
 
 
+@pytest.mark.slow
 def test_a_note_that_lost_evidence_is_pushed_down_although_the_reading_was_right(
     make, config, params
 ):

@@ -150,6 +150,7 @@ def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone,
     assert_same(once, token_by_token(alone, *per_token(groups, "dr_grpo")), 5e-6)
 
 
+@pytest.mark.slow
 def test_a_turn_s_own_advantage_is_that_of_its_tokens(once, learn, alone, groups):
     """Drawn for each turn, of either sign; splitting, packing and rows as for a trajectory's."""
     rng, (_, behaviour) = np.random.default_rng(8), per_token(groups, "dr_grpo")
@@ -171,6 +172,7 @@ def test_order_of_groups_and_members_does_not_matter(once, learn, groups):
     assert_same(once, learn(packed(turned)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 4])
 def test_row_length_and_micro_batches_do_not_matter(once, learn, groups, rows):
     batch = packed(groups, rows=rows)
@@ -184,6 +186,7 @@ def test_sharing_does_not_matter(once, learn, groups):
     assert_same(once, learn(plain))
 
 
+@pytest.mark.slow
 def test_remat_does_not_matter(once, learn, groups):
     assert_same(once, learn(packed(groups), remat=True))
 
@@ -229,6 +232,7 @@ def reinforced(config, params, alone, groups, packed_once):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", ratios.RATIOS)
 def test_on_policy_gradient_of_every_variant_is_reinforce(learn, reinforced, ratio):
     for batch, expected in reinforced:
@@ -247,6 +251,7 @@ def ids_of(groups):
     return np.array(found).T
 
 
+@pytest.mark.slow
 def test_a_turn_s_ratio_does_not_depend_on_where_its_tokens_lie(learn, groups, packed_once):
     """Off policy, so that turns' means matter and some are cut."""
     how = dict(ratio="gspo", clip_low=0.3, clip_high=0.3)
@@ -255,6 +260,7 @@ def test_a_turn_s_ratio_does_not_depend_on_where_its_tokens_lie(learn, groups, p
     assert abs(float(once[0] - learn(packed_once, micro_batch_rows=1)[0])) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_turn_is_left_out_wherever_its_tokens_lie(learn, groups, packed_once):
     how = dict(off_policy_at=0.1, tis_cap=5.0, tis_low=0.5, tis_veto=1e-4)
     apart = dataclasses.replace  # of the sampler, so that there is something to correct
@@ -370,6 +376,7 @@ def step(config, started, *batches, optimizer=ADAM, **settings):
     return update.learn(config, optimizer, settings, started, {}, batches)
 
 
+@pytest.mark.slow
 def test_steps_raise_good_completions_and_report(config, params, groups):
     batch = packed(groups)
     now = begin(params)

@@ -104,6 +104,7 @@ def test_apts_lock_at_first_boot_is_waited_for(world, host):
 # ---------------------------------------------------------------- requests
 
 
+@pytest.mark.slow
 def test_requests_that_fail_after_a_reclaim_are_made_again(world):
     world.queued(*["ACTIVE"] * 3, "SUSPENDED")
     world.put("on_create", "ACTIVE", "SUSPENDED")
@@ -113,6 +114,7 @@ def test_requests_that_fail_after_a_reclaim_are_made_again(world):
     assert world.changes() == ["delete note", *["create note"] * 3, "delete note", "create note"]
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_while_it_waits_is_made_again_after_a_reclaim(world):
     world.queued(*["ACTIVE"] * 3, "SUSPENDED")
     world.put("on_create", "WAITING_FOR_RESOURCES", "FAILED")
@@ -120,6 +122,7 @@ def test_a_request_that_fails_while_it_waits_is_made_again_after_a_reclaim(world
     assert done.returncode == 1 and world.changes() == ["delete note", "create note"] * 3
 
 
+@pytest.mark.slow
 def test_what_somebody_else_makes_again_is_waited_for(world):
     world.queued(*["ACTIVE"] * 4, "PROVISIONING", "PROVISIONING", "ACTIVE", "ACTIVE", "SUSPENDED")
     done = world.call("run.sh", RECREATIONS="1")

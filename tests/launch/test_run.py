@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 
+import pytest
+
 from tests.launch.conftest import run_of, steps, trained
 
 FLAGS = {"FLAGS": "--config.steps=20 --config.seed=1"}
@@ -63,6 +65,7 @@ def test_what_is_sent_to_the_host_argument_by_argument(world):
     )
 
 
+@pytest.mark.slow
 def test_hosts_without_an_address_are_reached_through_the_proxy(world):
     world.put("on_create", "RUNNING")
     world.put("fail", "start|||stop here")
@@ -205,6 +208,7 @@ def test_a_slice_that_is_taken_away_is_made_again_and_the_run_goes_on(world, hos
     assert sum("code.tar.gz" in " ".join(call) for call in world.calls("cp")) == 1
 
 
+@pytest.mark.slow
 def test_it_is_not_made_again_for_ever(world):
     world.put("on_create", "ACTIVE", "SUSPENDED")
     done = world.call("run.sh", RECREATIONS="2")

@@ -78,6 +78,7 @@ ENGINE_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENGINE_CASES)
 def test_the_engines_greedy_tokens_are_those_of_transformers(case):
     """A ragged batch, 64 tokens each; the longer prompts come out of the prefix cache."""

@@ -52,6 +52,7 @@ def test_a_matrix_by_hand():
 SHAPES = [((7, 3), (0,)), ((3, 5, 2, 4), (1,)), ((2, 4, 3, 5), (1, 2)), ((1, 1), (0,))]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from(SHAPES),
@@ -157,6 +158,7 @@ def hidden(config, params):
     return np.asarray(run(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny.CONFIG, MOE], ids=["dense", "experts"])
 def test_an_int8_policy_computes_what_its_multiplied_out_weights_compute(config):
     """Through jit and the scan over layers. Elements of hidden states are about 1."""

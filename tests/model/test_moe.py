@@ -59,6 +59,7 @@ def test_experts_are_a_weighted_sum_of_small_networks():
     np.testing.assert_array_equal(routes.reshape(-1, 2), chosen)
 
 
+@pytest.mark.slow
 def test_megablox_and_ragged_dot_agree_in_value_and_gradient():
     """The TPU kernel in interpret mode, with empty experts and rows that fill no tile."""
     keys = jax.random.split(jax.random.key(0), 3)

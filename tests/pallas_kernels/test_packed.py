@@ -60,17 +60,20 @@ def assert_kernels_are_dense_attention(
         assert error < tolerance, f"{name}: {error:.2e} of the largest"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("N, K, H", [(2, 2, 64), (4, 1, 128), (7, 1, 64), (8, 1, 256)])
 def test_every_head_size_and_every_ratio_of_heads(N, K, H):
     kv_end = np.stack([layouts.kv_end(np.random.default_rng(H + i), 300) for i in range(2)])
     assert_kernels_are_dense_attention(kv_end, 300, N, K, H)
 
 
+@pytest.mark.slow
 def test_more_heads_than_a_step_serves():
     """9 query heads of one kv head are 3 steps of 3, which add to the same dk and dv."""
     assert_kernels_are_dense_attention(layouts.bundle(130, [40, 20], 200)[None], 200, 9, 1, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("H", [64, 128])
 def test_bfloat16_stays_within_its_rounding(H):
     """5e-3 of the largest entry: the inputs are bfloat16, so are the weights."""
@@ -92,18 +95,21 @@ EDGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [256, 200])
 def test_edges_of_prefixes_tails_and_blocks(queries):
     """All layouts are rows of one batch; with 200 queries the first 56 keys come from a cache."""
     assert_kernels_are_dense_attention(np.stack(list(EDGES.values())), queries, 2, 1, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [127, 129])
 def test_rows_that_end_beside_a_block(length):
     kv_end = layouts.bundle(40, [30, length - 70], length)[None]
     assert_kernels_are_dense_attention(kv_end, length, 2, 1, 64)
 
 
+@pytest.mark.slow
 def test_keys_hidden_from_everyone_get_no_gradient_and_give_nothing():
     """Slots of the last page beyond a cached prefix: their kv_end is 0."""
     kv_end = np.full((1, 400), 400, np.int32)
@@ -122,6 +128,7 @@ def test_blocks_of_different_sizes():
     assert_kernels_are_dense_attention(kv_end, 600, 2, 1, 64, blocks=(256, 128))
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_is_the_prompt_repeated():
     """Packed once, or G rows of prompt and tail: the same outputs; the prefix's gradients add."""
     prefix, tails = 140, [70, 40, 50]
@@ -267,6 +274,7 @@ def test_too_little_room_is_nan_not_a_wrong_number():
 # ---------------------------------------------------------------- dispatch and refusals
 
 
+@pytest.mark.slow
 def test_every_backend_gives_the_same_numbers():
     kv_end = jnp.asarray(np.stack([layouts.kv_end(np.random.default_rng(i), 300) for i in (1, 2)]))
     q, k, v, d_out, d_lse = draw(1, 2, 200, 300, 4, 2, 64)

@@ -173,6 +173,7 @@ def test_the_twin_agrees_with_loops(name: str, heads: Heads):
     check(reference(*args), loops(*args), heads.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("heads", [FLOAT32, BFLOAT16], ids=lambda h: h.dtype)
 def test_the_kernels_agree_with_the_twin(name: str, heads: Heads):
@@ -191,6 +192,7 @@ OTHERS = {  # heads, layout, distribution
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "name", "distribution"), OTHERS.values(), ids=OTHERS.keys())
 def test_other_heads_and_static_distributions(heads: Heads, name: str, distribution):
     args = arguments(heads, LAYOUTS[name])
@@ -211,6 +213,7 @@ def test_other_heads_and_static_distributions(heads: Heads, name: str, distribut
     check(traced.lower().compile()(*args[:-1]), want, heads.dtype)
 
 
+@pytest.mark.slow
 def test_no_races():
     """Two decode sequences and three mixed ones, pages shared, every DMA on record."""
     heads = dataclasses.replace(FLOAT32, query=1, kv=1)
@@ -247,6 +250,7 @@ def layouts(draw) -> Layout:
     return Layout(tuple(q_lens), tuple(kv_lens), decode, end, shared)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(layouts(), st.integers(0, 2**16))
 def test_any_layout(layout: Layout, seed: int):

@@ -38,6 +38,7 @@ def test_every_chip_has_its_figures() -> None:
     assert (v5p.cores * v5p.peak_flops, v5p.cores * v5p.hbm_bytes) == (459e12, 2765e9)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 @pytest.mark.parametrize(
     "name, devices",

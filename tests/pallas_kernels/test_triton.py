@@ -19,11 +19,13 @@ packed_is_dense = functools.partial(assert_kernels_are_dense_attention, backend=
 # ---------------------------------------------------------------- packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [256, 200])
 def test_packed_attention_at_every_edge(queries):
     packed_is_dense(np.stack(list(EDGES.values())), queries, 4, 2, 64, blocks=(128, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "N, K, H", [(2, 2, 64), (4, 1, 128), (7, 1, 64), (8, 1, 256), (4, 2, 80), (2, 1, 8)]
 )

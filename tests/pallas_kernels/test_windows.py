@@ -74,6 +74,7 @@ def draw(kv_end, queries, heads=4, kv_heads=2, size=64):
     return q, k, v, d_out, jnp.asarray(rng.normal(size=(B, queries, heads)), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["interpret", layouts.TRITON, "xla", "reference"])
 @pytest.mark.parametrize("window, queries", [(1, 256), (20, 200), (130, 256)])
 def test_every_backend_is_the_oracle_forward_and_backward(backend, window, queries):
@@ -117,6 +118,7 @@ def packed(q, k, v, blocks, backend):
         return pallas_kernels.packed_attention(q, k, v, blocks)[0]
 
 
+@pytest.mark.slow
 def test_the_schedule_counts_by_hand():
     """8 blocks: each sees itself and, 32 tokens back, its neighbour; tails the prefix's end."""
 

@@ -86,6 +86,7 @@ def found():
     return searched(shipped(BEFORE))
 
 
+@pytest.mark.slow
 def test_the_shipped_7b_was_15_percent_slower_than_what_is_found(found):
     """Issue 28: 488 s with rows of 16,384 on v5p:2x4x4, by its own count."""
     best, cheapest = figures.winners(found)
@@ -98,6 +99,7 @@ def test_the_shipped_7b_was_15_percent_slower_than_what_is_found(found):
     assert before.computed_tokens == 58_720_256
 
 
+@pytest.mark.slow
 def test_a_point_says_what_plan_says_of_it(found):
     for point in found:
         made = by_arithmetic(shipped(BEFORE), point)
@@ -107,6 +109,7 @@ def test_a_point_says_what_plan_says_of_it(found):
         assert made.verdict == point.verdict
 
 
+@pytest.mark.slow
 def test_the_shipped_7b_is_what_is_found():
     points = searched(shipped())
     best, _ = figures.winners(points)
@@ -151,6 +154,7 @@ def test_parts_that_are_counted_apart_add_up_to_the_whole():
             assert guess.stays[phase.name] == sum(phase.residents.values())
 
 
+@pytest.mark.slow
 def test_what_it_finds_is_the_best_of_all_that_is_tried():
     """Every combination planned whole, on a chip so small that most of them do not fit."""
     config = configuration.changed(
@@ -178,6 +182,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_planted_optimum_is_found(monkeypatch):
     """Whatever seconds depend on: with one point made fastest, it is that one."""
     truly, asked = arithmetic.read, []
@@ -201,6 +206,7 @@ def test_a_planted_optimum_is_found(monkeypatch):
     assert any(asked) and not all(asked)
 
 
+@pytest.mark.slow
 def test_the_cheapest_slice_is_another_than_the_fastest():
     points = searched(shipped(), "v6e:4x4", "v6e:8x8")
     best, cheapest = figures.winners(points)
@@ -427,6 +433,7 @@ def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
 # ---------------------------------------------------------------- stand-ins for devices
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
     "name", ["v5p:2x4x4", "v5p:1x1x1", "v6e:8x8", "v5e:2x4", "v5e:2x2", "tpu7x:2x2x2", "v6e:1x1"]

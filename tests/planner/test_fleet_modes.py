@@ -165,6 +165,7 @@ def test_a_comparison_is_of_the_same_documents(compared):
     assert compared.full >= 1
 
 
+@pytest.mark.slow
 def test_a_comparison_said_twice_is_the_same(compared):
     assert fleet_modes.compare(asked("all", "1k-16k")) == compared
 
@@ -218,6 +219,7 @@ def test_readings_that_are_no_chain_and_documents_without_end_are_refused():
         asked("1:1", "100m-200m")
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_command_prints():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     pattern = r"^(notepad-jax plan [^\n]* --fleet [^\n]*)\n```\n.*?^```text\n(.*?)^```$"

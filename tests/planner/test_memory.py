@@ -312,6 +312,7 @@ WIDE = dataclasses.replace(tiny.CONFIG, vocab_size=8192, valid_vocab=8192, width
                            heads=4, kv_heads=2, head_size=64, feed_forward=768)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_launch_takes_no_more_than_is_counted():
     config = configuration.load("chat", ["--config.engine.slots=16"])
     rules, template = builders.rules(config.reading), fakes.template()
@@ -325,6 +326,7 @@ def test_a_launch_takes_no_more_than_is_counted():
         assert made.memory_analysis().temp_size_in_bytes <= memory.launch(WIDE, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["true", "false"])
 def test_a_micro_batch_takes_no_more_than_is_counted(remat):
     config = configuration.load("chat", [f"--config.grpo.remat={remat}"])

@@ -121,6 +121,7 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
     made = on("v5p:2x4x4")
@@ -132,6 +133,7 @@ def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
     assert held["cache"] == 6144 * 128 * 28 * 2 * 4 * 128 * 2 // 4
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
     "slice_name, words, says",

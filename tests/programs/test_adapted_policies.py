@@ -297,6 +297,7 @@ def test_a_chain_of_runs_that_learn_does(here):
         check_chain(here, *words)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_runs_adapters_on_the_same_base(here):
     moved(here / "runs" / "one")
     moved(here / "runs" / "two", "--config.policy=runs/one@1")
@@ -312,6 +313,7 @@ def test_a_run_goes_on_with_another_runs_adapters_on_the_same_base(here):
         )
 
 
+@pytest.mark.slow
 def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
     moved(here / "runs" / "one", "--config.grpo.lora.rank=0")
     assert not (here / "runs" / "one" / "checkpoints" / "base").exists()

@@ -398,6 +398,7 @@ def test_conversions_refuse_in_one_line(words, says, tmp_path, capsys):
     assert not (tmp_path / "here").exists()
 
 
+@pytest.mark.slow
 def test_a_program_that_failed_waits_for_no_thread():
     """As orbax's wait for a folder that a disk refused: its line would stand there for minutes."""
     stuck = (

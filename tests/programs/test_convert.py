@@ -295,6 +295,7 @@ def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["published"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2_000, 200_000])
 def test_a_full_disk_leaves_nothing_of_a_policy_whose_leaves_are_written_one_by_one(
     size, tmp_path, monkeypatch, capfd

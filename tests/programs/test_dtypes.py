@@ -139,6 +139,7 @@ def test_sizes_are_planned_for_the_devices_that_are_named():
         assert policy.dtype == dtype == engine.cache_dtype
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_plan_for_tpus_has_their_default_on_whatever_machine_it_is_made():
     config = configuration.load("qwen2_5_7b")

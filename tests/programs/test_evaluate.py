@@ -115,6 +115,7 @@ def run(config, reader, folder):
     return evaluate.run(config, reader, folder, SilentScreen())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "suite",
     ["ruler", "ruler-qa", "memory", "babilong", "graphwalks", "mrcr", "oolong", "nolima"],

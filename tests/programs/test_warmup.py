@@ -48,6 +48,7 @@ def whole_forward(config, params, tokens, positions, ends):
     return policy.forward(config, params, tokens, positions, attend)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads, kv_heads, windows", [(2, 1, ()), (4, 2, ()), (2, 1, (9, 0))])
 def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads, windows):
     config = PolicyConfig(
@@ -102,6 +103,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
     folder = tmp_path / "starter"
     config = tiny(folder, 30)
@@ -128,6 +130,7 @@ def test_a_starter_is_read_by_the_config_that_trains_it(starter):
     assert configuration.load(config.reads_as).policy == config.folder
 
 
+@pytest.mark.slow
 def test_the_command_makes_what_its_config_says(tmp_path, capsys):
     small = (
         "    config.policy.update(width=32, head_size=16, feed_forward=32)\n"
@@ -163,6 +166,7 @@ def test_the_mixs_starter_learns_other_questions_in_the_same_way():
     assert size.chunk_size == configuration.load("mix").reading.chunk_size
 
 
+@pytest.mark.slow
 def test_noise_is_relative_to_a_leaf_and_spares_norms():
     sizes = vars(configuration.load("starter").policy)
     config = PolicyConfig(**sizes, vocab_size=512, valid_vocab=512)

@@ -171,6 +171,7 @@ def test_nonsense_is_refused():
         wanted(max_staleness=-1)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from([GOOD, GOOD, DULL, BROKEN]), min_size=1, max_size=11),

@@ -208,6 +208,7 @@ def check(seeds):
     return kills, old
 
 
+@pytest.mark.slow
 def test_every_draw_is_learnt_once_in_time_and_as_it_was_chosen():
     kills, old = check(range(150))
     assert sum(kills.values()) > 300

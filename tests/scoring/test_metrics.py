@@ -82,6 +82,7 @@ def test_evaluation_metrics(name, prediction, answers, score):
     assert METRICS[name](prediction, answers) == pytest.approx(score)
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # a formula starts a process
 @given(st.text(), st.lists(st.text(), min_size=1, max_size=3))
 def test_metrics_stay_in_bounds_and_know_the_right_answer(prediction, answers):

@@ -43,6 +43,7 @@ def live_bytes() -> int:
     return sum(array.nbytes for array in jax.live_arrays())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "copies"),
     [

@@ -59,6 +59,7 @@ def here(built, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_name_gives_its_weights_and_the_folder_that_it_began_with(here):
     wanted = {
         "runs/mine": 12, "runs/mine@12": 12, "runs/mine@9": 9, "runs/mine@best": 3,

@@ -31,6 +31,7 @@ def test_shuffles_of_other_seeds_are_others_and_one_past_the_end_is_refused():
         Shuffle((1,), 1000).at(np.array([1000]))
 
 
+@pytest.mark.slow
 def test_every_item_goes_anywhere():
     # Over 1,000 seeds: where the first item of 20 goes, and whether neighbours stay neighbours.
     sent = np.array([Shuffle((seed, 9), 20).at(np.arange(20)) for seed in range(1000)])

@@ -48,6 +48,7 @@ def solve(question, text):
     return level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", graphwalks.NAMES)
 @pytest.mark.parametrize("length", [1024, 8192])
 def test_a_search_over_the_text_finds_the_answer(name, length):
@@ -112,6 +113,7 @@ def test_evidence_stands_where_it_is_said_to_stand(name):
         assert set(task.answers) - {nodes.EMPTY} <= {found.text for found in task.evidence}
 
 
+@pytest.mark.slow
 def test_searches_have_all_depths_and_some_find_nothing():
     depths, empty = collections.Counter(), 0
     for seed in range(400):
@@ -159,6 +161,7 @@ def test_an_edge_is_as_likely_between_any_two_nodes_so_far():
         assert scipy.stats.kstest(shares, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_document_is_sized_and_written_in_constant_memory():
     tracemalloc.start()
     task = make("bfs", 1, 120_000)

@@ -100,6 +100,7 @@ def test_another_text_of_the_same_request_is_worth_little():
     assert sum(worth) / len(worth) < 0.3
 
 
+@pytest.mark.slow
 def test_every_ordinal_form_and_letter_is_drawn():
     tasks = [make("mrcr_8", seed, 2048) for seed in range(60)]
     ordinals = collections.Counter(re.search(r"the (\d)", t.question)[1] for t in tasks)

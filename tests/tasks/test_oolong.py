@@ -151,6 +151,7 @@ def test_sizes_are_shares_to_the_nearest_line(shares):
     assert sorted(lines.sizes, reverse=shares[0] >= shares[2]) == lines.sizes.tolist()
 
 
+@pytest.mark.slow
 def test_answers_are_no_guessing_game():
     def answers(name):
         return collections.Counter(make(name, seed, 2048).answers[0] for seed in range(120))

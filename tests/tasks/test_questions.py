@@ -105,6 +105,7 @@ class Endless(Sequence):
         return Paragraph(f"T{number:05}", f"key{number:05} " + "many words " * 35 + "end.")
 
 
+@pytest.mark.slow
 def test_14_million_characters_are_made_and_read_in_constant_memory():
     # 3.5 million tokens of four characters; counted in characters, which simply add up.
     corpus = Corpus("endless", small(1).questions, Endless(), {})

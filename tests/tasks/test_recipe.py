@@ -114,6 +114,7 @@ def test_lengths_that_cannot_be_met_are_named():
         recipe.sample("some/task", 1, 0, haystack.noise(), words)
 
 
+@pytest.mark.slow
 def test_a_long_document_is_sized_without_its_text_and_streams_in_constant_memory():
     facts = [Fact(i / 16, f"Fact number {i} is told.", str(i)) for i in range(16)]
     prose = haystack.stdlib_prose()

@@ -167,6 +167,7 @@ def uniform(places):
     return scipy.stats.kstest(places, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*_NEEDLES, "vt"])
 def test_evidence_lies_uniformly_over_the_document(name):
     places = [e.place for seed in range(300) for e in make(name, seed, 8192).evidence]

@@ -130,6 +130,7 @@ def test_documents_are_chunked_in_a_stream_as_in_a_list():
     assert "".join(tokenizer.decode(listed[k]) for k in range(len(listed))) == text
 
 
+@pytest.mark.slow
 def test_a_stream_is_encoded_in_constant_memory():
     tokenizer = ApproximateTokenizer()
 

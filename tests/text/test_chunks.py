@@ -151,6 +151,7 @@ def test_readings_of_one_document_share_its_chunks_while_one_is_under_way():
     assert shared.opened == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_document_is_tokenised_once_however_unevenly_it_is_read(data):

@@ -20,6 +20,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_token_is_as_its_version_says_it(whole):
     made = audit.run(whole, None, SilentScreen())
     assert [one.version for one in made.versions] == [0, 1, 2]
@@ -69,6 +70,7 @@ def test_what_cannot_be_looked_at_is_said_in_a_line(whole, tmp_path):
     assert "has no trajectories.jsonl: it is no training run's" in refused(tmp_path)
 
 
+@pytest.mark.slow
 def test_versions_without_a_checkpoint_are_named(uninterrupted):
     made = audit.run(uninterrupted, None, SilentScreen())
     assert made.gone and "not looked at: versions 0" in audit.text(made)

@@ -46,6 +46,7 @@ def test_one_that_fails_is_named():
     assert str(said.value) == says
 
 
+@pytest.mark.slow
 def test_the_step_after_which_one_fails_is_saved(tmp_path):
     """Where steps are saved every fourth."""
     words = ("--config.checkpoint.every=4", "--config.checkpoint.handoff=memory")

@@ -63,6 +63,7 @@ def test_a_folder_that_is_whole_is_said_to_be(whole):
     assert check.text(found).endswith("everything is as it was written")
 
 
+@pytest.mark.slow
 def test_a_run_that_has_just_ended_is_whole(uninterrupted):
     found = looked(uninterrupted)
     assert found.damaged == () and found.notes == ()

@@ -90,6 +90,7 @@ def learnt(folder, *words, names=("one",), place=None):
     return found
 
 
+@pytest.mark.slow
 def test_without_a_lead_it_learns_what_train_learns_byte_by_byte(alone, tmp_path):
     found = learnt(tmp_path / "run", "--config.fleet.lead=0")
     assert same_run.differences(alone, tmp_path / "run") == []
@@ -97,6 +98,7 @@ def test_without_a_lead_it_learns_what_train_learns_byte_by_byte(alone, tmp_path
     assert Objects(tmp_path / "run" / fleet.FOLDER).names() == ["ended", "terms"]
 
 
+@pytest.mark.slow
 def test_they_meet_in_a_bucket_as_well_and_end_in_a_line_where_it_refuses(
     alone, tmp_path, monkeypatch
 ):
@@ -126,6 +128,7 @@ def by_one(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_with_a_lead_versions_are_as_old_as_they_may_be(by_one):
     lines = [json.loads(line) for line in (by_one / "metrics.jsonl").open()]
     ages = [line.get("rollout/age_max") for line in lines if "reward" in line]
@@ -133,6 +136,7 @@ def test_with_a_lead_versions_are_as_old_as_they_may_be(by_one):
     assert 1 in ages
 
 
+@pytest.mark.slow
 def test_how_many_read_changes_no_bit(by_one, tmp_path):
     words = ("--config.fleet.bundles=2", "--config.checkpoint.every=2")
     found = learnt(tmp_path / "run", *words, names=("one", "two"))
@@ -140,6 +144,7 @@ def test_how_many_read_changes_no_bit(by_one, tmp_path):
     assert sum(one.bundles for one in found.values()) >= 6
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, tmp_path):
     """Between saving and publishing, with a step read ahead, and one that has to be made again."""
     folder = tmp_path / "run"
@@ -165,6 +170,7 @@ def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, t
     assert found["one"].bundles == 6  # no bundle was read twice
 
 
+@pytest.mark.slow
 def test_a_bundle_that_was_changed_on_the_way_is_read_again(alone, tmp_path):
     folder, objects = tmp_path / "run", Objects(tmp_path / "run" / fleet.FOLDER)
     put, broken = Objects.put, []
@@ -183,6 +189,7 @@ def test_a_bundle_that_was_changed_on_the_way_is_read_again(alone, tmp_path):
     assert objects.get("ended") == b""
 
 
+@pytest.mark.slow
 def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monkeypatch):
     def refused(**changes):
         terms = fleet.terms_of(Objects(by_one / fleet.FOLDER).get(schedule.TERMS))
@@ -217,6 +224,7 @@ def test_a_reader_names_the_damaged_object_and_its_mend(tmp_path):
         fleet_reader.read(str(tmp_path / "run"), "one", None, SilentScreen(), lambda: False)
 
 
+@pytest.mark.slow
 def test_a_reader_of_a_run_that_has_no_readers_says_so_and_waits(alone, tmp_path):
     folder, warned = shutil.copytree(alone, tmp_path / "run"), []
 

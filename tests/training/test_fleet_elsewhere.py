@@ -26,6 +26,7 @@ from tests.training.test_pod import ended, reading, started
 __all__ = ["alone"]  # a fixture
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_in_a_turn_holds_no_step(alone, tmp_path, monkeypatch):
     """NeMo-RL #3238."""
     monkeypatch.setattr(fleet_claims, "SLOWER", 0.02)  # a claim stands for 0.2 s
@@ -47,6 +48,7 @@ def test_a_reader_that_hangs_in_a_turn_holds_no_step(alone, tmp_path, monkeypatc
     assert same_run.differences(alone, tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_a_reader_without_room_ends_and_another_reads_what_it_had(alone, tmp_path, monkeypatch):
     put, full = Objects.put, []
 

@@ -86,6 +86,7 @@ def draws(folder):
     ]
 
 
+@pytest.mark.slow
 def test_a_slow_document_holds_no_step_and_every_draw_is_settled_once(tmp_path, one_is_slow):
     folder = tmp_path / "run"
     words = (
@@ -109,6 +110,7 @@ def test_a_slow_document_holds_no_step_and_every_draw_is_settled_once(tmp_path, 
     assert Objects(folder / fleet.FOLDER).names() == ["ended", "terms"]
 
 
+@pytest.mark.slow
 def test_a_step_is_learnt_again_from_what_it_had_chosen(tmp_path):
     """Killed when version 3 is out and not saved; the bits are compared as it is published."""
     folder, objects = tmp_path / "run", Objects(tmp_path / "run" / fleet.FOLDER)
@@ -133,6 +135,7 @@ def test_a_step_is_learnt_again_from_what_it_had_chosen(tmp_path):
     assert sorted(itertools.chain(*draws(folder))) == list(range(12))
 
 
+@pytest.mark.slow
 def test_what_a_step_had_chosen_has_to_be_there(tmp_path):
     folder, objects = tmp_path / "run", Objects(tmp_path / "run" / fleet.FOLDER)
     published = fleet.Fleet.publish
@@ -202,6 +205,7 @@ def test_what_another_has_begun_is_begun_again_and_makes_place_for_what_nobody_h
         Claims(objects, "others", "me").next(objects.names(), bool)
 
 
+@pytest.mark.slow
 def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path, one_is_slow):
     folder = tmp_path / "run"
     published = fleet.Fleet.publish
@@ -223,6 +227,7 @@ def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path
     assert by_step[1][0] == 1 and sorted(itertools.chain(*by_step)) == list(range(9))
 
 
+@pytest.mark.slow
 def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
     words = ("--config.steps=2", "--config.fleet.keep=true", "--config.validation.every=0")
     learnt(tmp_path / "run", "--config.fleet.bundles=2", *words)
@@ -232,6 +237,7 @@ def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
         replay.replay(tmp_path / "other", tmp_path / "more", SilentScreen())
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_path):
     folder = tmp_path / "run"
     learnt(folder, *LIVE, "--config.fleet.slack=1", "--config.fleet.keep=true")

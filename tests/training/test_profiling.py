@@ -23,6 +23,7 @@ class Screen(SilentScreen):
         self.said.append(text)
 
 
+@pytest.mark.slow
 def test_a_step_is_recorded_and_its_numbers_are_those_of_any_run(uninterrupted, tmp_path):
     screen = Screen()
     config = configuration.load("quickstart", [*SMALL, "--config.steps=2"])

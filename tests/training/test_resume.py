@@ -100,6 +100,7 @@ FILLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FILLING)
 def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on(
     uninterrupted, tmp_path, capfd, monkeypatch, what
@@ -142,6 +143,7 @@ def last_state(folder: Path) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
 
 
+@pytest.mark.slow
 def test_what_is_changed_on_the_way_is_kept_and_stands_on_the_page(uninterrupted, tmp_path):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     run(folder, resume=True)  # with what it has
@@ -156,6 +158,7 @@ def test_what_is_changed_on_the_way_is_kept_and_stands_on_the_page(uninterrupted
     assert "Changed on the way" not in outcome.outcome(config, uninterrupted).report.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_whose_steps_lie_elsewhere_is_known_by_them(
     uninterrupted, tmp_path, monkeypatch, capsys
 ):
@@ -209,6 +212,7 @@ def test_a_damaged_newest_step_is_passed_over_and_done_again(uninterrupted, tmp_
     assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4", "trainer"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_step_that_is_asked_for(
     uninterrupted, tmp_path, monkeypatch, capsys
 ):
@@ -264,6 +268,7 @@ def another_end(folder: Path) -> None:
     (folder / "generation_config.json").write_text("{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["grpo.lora.rank=2", "grpo.kl_weight=0.1"])
 def test_a_run_is_resumed_with_the_policy_that_it_began_with(words, tmp_path):
     """By content: the folder may be another, what lies in it may not."""

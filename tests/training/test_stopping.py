@@ -146,6 +146,7 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     assert not (tmp_path / "run" / partial_rollout.FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_update_lets_the_step_end(brief, tmp_path, monkeypatch):
     """Should the process not be given the time, the rollout is on disk."""
     folder, learn, found = tmp_path / "run", learner.learn, []
@@ -166,6 +167,7 @@ def test_a_signal_in_the_update_lets_the_step_end(brief, tmp_path, monkeypatch):
     assert same_run.differences(brief, tmp_path / "killed") == []
 
 
+@pytest.mark.slow
 def test_what_was_learnt_since_the_last_checkpoint_is_saved_before_a_run_stops(
     tmp_path, monkeypatch
 ):
@@ -263,6 +265,7 @@ def test_what_was_kept_of_a_step_that_is_saved_leaves_at_once(tmp_path):
         assert path.exists() == there
 
 
+@pytest.mark.slow
 def test_a_damaged_file_makes_the_rollout_anew(brief, tmp_path, at_launch, capsys):
     folder = tmp_path / "run"
     at_launch(1, 5)
@@ -410,6 +413,7 @@ def at_a_collection() -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [collected, at_a_collection])
 def test_a_signal_within_a_garbage_collection_is_not_lost(when):
     """Python swallows what is raised there, so nothing is."""
@@ -429,6 +433,7 @@ def test_a_signal_within_a_garbage_collection_is_not_lost(when):
         assert stopped.value.exit_code == 143
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_within_a_collection_is_the_run_that_was_not(
     brief, tmp_path, monkeypatch
 ):

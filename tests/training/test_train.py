@@ -46,6 +46,7 @@ def test_handoff_through_storage_needs_every_checkpoint(tmp_path):
         run(tmp_path / "run", "--config.checkpoint.every=2")
 
 
+@pytest.mark.slow
 def test_a_kl_to_the_starting_policy_is_measured(tmp_path):
     metrics = run(tmp_path / "run", "--config.grpo.kl_weight=0.1", "--config.steps=3")
     assert [m["kl"] for m in metrics if m["groups/kept"]][-1] > 0

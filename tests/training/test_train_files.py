@@ -79,6 +79,7 @@ class Torn:
         raise OSError("the disk is gone")
 
 
+@pytest.mark.slow
 def test_a_document_that_cannot_be_read_costs_its_groups_or_ends_the_run(tmp_path, monkeypatch):
     whole = Records.at
 
@@ -151,6 +152,7 @@ def read_whole(twice_as_long, tmp_path_factory):
     return folder, *run_and_listen(folder, *words)
 
 
+@pytest.mark.slow
 def test_documents_of_files_are_read_to_their_end(read_whole):
     """They were cut at data.tokens, the length of generated ones: 64 chunks were read as 8."""
     _, metrics, lines = read_whole
@@ -160,6 +162,7 @@ def test_documents_of_files_are_read_to_their_end(read_whole):
     assert not any("max_tokens" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_questions_too_long_are_left_out_said_once_and_counted(read_whole, twice_as_long):
     """They ended the run in the step that drew them."""
     folder, metrics, lines = read_whole
@@ -172,6 +175,7 @@ def test_questions_too_long_are_left_out_said_once_and_counted(read_whole, twice
     assert not drawn & {make_tasks(seed, 1024, 1)[0].id for seed in (2, 5)}
 
 
+@pytest.mark.slow
 def test_a_limit_of_files_is_said_once_and_counted(twice_as_long, tmp_path):
     words = (f"--config.tasks.files={twice_as_long}", "--config.tasks.max_tokens=600")
     metrics, lines = run_and_listen(tmp_path / "run", *words, "--config.steps=2")
@@ -183,6 +187,7 @@ def test_a_limit_of_files_is_said_once_and_counted(twice_as_long, tmp_path):
     assert "in step 1, " in line and "more than 600 tokens" in line
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_files_of_other_content(read_whole, twice_as_long, tmp_path):
     folder = read_whole[0]
     moved = tmp_path / "elsewhere.jsonl"

@@ -282,6 +282,7 @@ def account(folder: Path) -> list[str]:
     return (folder / "account.jsonl").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_an_answer_in_contexts_stopped_at_any_launch_goes_on_to_the_same_bits(tmp_path):
     how = How(answer_chunks=3, carry=2, slots=3, page_size=4, more_pages=4)
     whole = go(how, tmp_path / "whole", 1)

@@ -155,6 +155,7 @@ def test_quantisations_that_nothing_multiplies_out(tmp_path):
     refused(path, r"tensor 'blk.0.ffn_up.weight' is stored in a way \(99\) that this gguf does")
 
 
+@pytest.mark.slow
 def test_an_array_that_claims_to_be_endless_ends_with_the_file(tmp_path):
     """The library would loop over empty slices 2^60 times."""
     content = sound()[1].read_bytes()
@@ -166,6 +167,7 @@ def test_an_array_that_claims_to_be_endless_ends_with_the_file(tmp_path):
         refused(sound()[1], "has more than 50 numbers and strings before its weights")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     places=st.lists(st.integers(0, 2**30), min_size=1, max_size=4),

@@ -96,6 +96,7 @@ def test_the_forms_of_hotpotqa_are_one(tmp_path):
         assert other.questions == first.questions and other.paragraphs == first.paragraphs
 
 
+@pytest.mark.slow
 def test_a_large_hotpotqa_costs_its_paragraphs_and_not_its_rows(tmp_path):
     # 3,000 rows over 20 paragraphs of 2 KB: 61 MB of JSON, 40 KB of text.
     shared = [[f"Title {k}", [f"Paragraph {k}. " + "word " * 400]] for k in range(20)]
