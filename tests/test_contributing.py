@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md, the hooks and the workflow name is there."""
 
+import ast
 import os
 import re
 import shlex
@@ -80,6 +81,25 @@ def test_the_hooks_use_the_tools_of_the_environment():
         assert hook["entry"].startswith(".venv/bin/") and hook["language"] == "system"
         words = hook["entry"].split()
         assert all((ROOT / word).is_file() for word in words if word.startswith("tests/"))
+
+
+def test_what_needs_libtpu_is_marked_slow():
+    """`make test` does not install it: unmarked, CI would run it nowhere."""
+    found = 0
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "aot.missing_compiler()" in text else ():
+            match node:
+                case ast.FunctionDef(decorator_list=marks) if node.name.startswith("test_"):
+                    marked = " ".join(map(ast.unparse, marks))
+                case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+                    marked = ast.unparse(value)
+                case _:
+                    continue
+            if "needs_libtpu" in marked or "missing_compiler" in marked:
+                found += 1
+                assert "mark.slow" in marked, f"{path.name}, {marked}"
+    assert found > 8
 
 
 @pytest.mark.slow
