@@ -53,7 +53,7 @@ RULES = Rules(
     max_question=8, chunk_size=64, max_memory=8, max_answer=4, memory_update="overwrite"
 )  # all in tokens: together they bound every context, however long the document is
 
-UPDATE = UpdateSettings(temperature=1.3)  # and else Dr. GRPO: no spread, no KL, token mean
+UPDATE = UpdateSettings(temperature=1.3)  # no KL; advantage: `compare`, normaliser: `pack`'s
 OPTIMIZER = OptimizerSettings(
     kind="muon",
     learning_rate=4e-3,
@@ -117,9 +117,8 @@ def make_reader(policy: Policy, engine: EngineService) -> Reader:
         tokenizer=policy.tokenizer,
         template=template,
         rules=RULES,
-        sampling=TurnSampling(
-            UPDATE.temperature, 1.0, template.stop_ids, seed=0
-        ),  # each has its own
+        # The seed of a reading takes the place of this one.
+        sampling=TurnSampling(UPDATE.temperature, 1.0, template.stop_ids, seed=0),
         chunks_of=Documents(policy.tokenizer, RULES.chunk_size),
     )
 
@@ -176,6 +175,7 @@ def learn(
     if not groups:
         return state, {}
     packed = batch.pack(groups, values, ROW_TOKENS, length_multiple=ROW_TOKENS)
+    # {}: nothing is frozen; moved: the policy is still the one that sampled.
     state, metrics = update.learn(
         policy.config, optimizer, UPDATE, state, {}, [packed.batch], rate, moved=False
     )

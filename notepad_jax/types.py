@@ -134,7 +134,7 @@ class Round:
     """The place of a reading that goes over its document again, or in parallel (`rounds`)."""
 
     number: int = 0  # of the pass, or the round
-    level: int = 0  # 0 reads the document, a higher one what the level below has written; ENDED
+    level: int = 0  # 0: the document; higher: what the level below wrote; -1: after a round
     notes: tuple[Tokens, ...] = ()  # what this level has written so far, in its order
     document: Chunks = ()  # where `chunks` are not its own
     before: int = 0  # update turns of the levels and rounds that have ended
@@ -475,8 +475,9 @@ class Group:
 class TrainBatch:
     """Packed rows; what the update consumes. Every array is of shape [B, T].
 
-    Token i of a row sees token j of the same row iff j <= i < kv_end[j]: one vector
-    expresses packing, shared prefixes and prefix trees. `positions` are RoPE's: each
+    Token i of a row sees token j of the same row iff j <= i < kv_end[j] (and, in a layer
+    with a window, positions are near enough): one vector expresses packing, shared
+    prefixes and prefix trees. `positions` are RoPE's: each
     tail continues at its prefix's length. What follows them belongs to the token itself
     (the label): the hidden state that predicts token i is that of token i - 1, and a
     completion never begins a tail, so i - 1 is its context.
