@@ -153,8 +153,9 @@ work() {
     elif [[ $COMMAND != eval ]]; then
         words+=(--config.checkpoint.folder=) # also of a run that began on several hosts
     fi
-    # Each reader has a part of every step, unless the flags say otherwise.
-    ((${READERS:-0} == 0)) || words+=(--config.fleet.apart=true "--config.fleet.bundles=$READERS")
+    # Each reader has a part of every step, unless the flags say otherwise; a fleet replaces no group.
+    ((${READERS:-0} == 0)) ||
+        words+=(--config.fleet.apart=true "--config.fleet.bundles=$READERS" --config.rollout.max_rounds=1)
     # Of several hosts the first decides this for all.
     ((HOST_INDEX)) || [[ ! -d runs/$RUN ]] || words+=(--resume)
     cd code
@@ -203,7 +204,10 @@ finish() {
     fi
     if ! copy; then
         echo "the last copy to the bucket failed; everything is still in $HOME/notepad/runs/$RUN" >&2
-        (($1)) || stands="failed to copy the run to the bucket"
+        case $stands in
+        failed*) stands+=", failed to copy the run to the bucket" ;;
+        done | stopped) stands="failed to copy the run to the bucket" ;;
+        esac
     fi
     copy_log || true
     ! several || copy_turns || true

@@ -100,7 +100,8 @@ def fleet(words: Sequence[str], said: argparse.Namespace) -> str:
     """
     name, elsewhere = run_of(words)
     place = str(bucket.path(f"{elsewhere}/{name}" if elsewhere else f"runs/{name}"))
-    train = [*words, "--config.fleet.apart=true"]
+    # A fleet replaces no group: who says another number of rounds is refused by `train`.
+    train = [words[0], "--config.rollout.max_rounds=1", *words[1:], "--config.fleet.apart=true"]
     running = {started(f"{name}-trainer", train, said.trainer, said.tries): "trainer"}
     while "://" not in place and not Path(place).is_dir():
         if ray.wait(list(running), timeout=LOOK)[0]:

@@ -178,7 +178,7 @@ watch_it() {
 # Ends the script with exit code $1 when the run has ended. Hosts that have not copied all of it, as the
 # state $2 says then, are not deleted.
 over() {
-    if given --delete-when-done && [[ ${2:-} != "failed to copy"* ]]; then
+    if given --delete-when-done && [[ ${2:-} != *"failed to copy"* ]]; then
         CALLED=no "$HERE/delete.sh" "${COMMON[@]}" --now || true
     fi
     exit "$1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A fleet on Slurm: a trainer, and readers as an array, over one folder that all nodes see.
 #
-#   RUNS=/shared/runs NAME=mine READERS=4 launch/recipes/slurm.sh --config=qwen2_5_7b
+#   RUNS=/shared/runs NAME=mine READERS=4 launch/recipes/slurm.sh --config=qwen2_5_7b --config.grpo.tis_cap=2
 #
 # Called from the checkout, with the environment active, which all nodes see too. The words behind it
 # are those of `notepad-jax train`. NODE and READER_NODE are options of sbatch (--gres=gpu:1, a partition,
@@ -16,7 +16,7 @@ read -ra reader_node <<<"${READER_NODE:-${NODE:-}}"
 common=(--parsable --requeue --open-mode=append "--chdir=$PWD")
 
 train=$(printf '%q ' notepad-jax train "$@" --name "$NAME" "--config.checkpoint.folder=$RUNS" \
-    --config.fleet.apart=true "--config.fleet.bundles=${READERS:-1}")
+    --config.fleet.apart=true "--config.fleet.bundles=${READERS:-1}" --config.rollout.max_rounds=1)
 folder=$(printf '%q' "runs/$NAME")
 sbatch "${common[@]}" "${node[@]}" --job-name="$NAME" \
     --wrap="[ ! -d $folder ] || again=--resume; exec $train \$again"

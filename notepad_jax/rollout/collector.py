@@ -3,8 +3,8 @@
 The noise of a reading is a function of (run seed, ordinal of its draw, question, sample): a task
 that is drawn again is read with other noise, and a draw that is read again with the same. Members
 of a group keep the shared parts of their prompts once between them, and no hints to an engine: what
-is left of 16 readings is hardly more than one and 16 answers. Above: dynamic_sampling and
-training.rollouts; beside: imitation and local; below: reading.loop and rewards.
+is left of 16 readings is hardly more than one and 16 answers. Above: dynamic_sampling,
+imitation, local and training.rollouts; below: reading.loop and rewards.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stronger one, out of a trace (`of_readings`). Prompts are the memory agent's own
 the task's document, so a policy that has learnt these turns reads as it is measured, and the
 teacher may have been a model with another tokenizer. Such a reading is a group of one whose reward
 is its weight (`advantages.imitation`); nothing else of a training run knows that it was not
-sampled. Above: training.rollouts; beside: collector; below: memory_agent.
+sampled. Above: training.rollouts; below: collector and memory_agent.
 """
 
 from __future__ import annotations

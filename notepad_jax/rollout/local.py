@@ -11,8 +11,8 @@ it. The turns go with their group into its update, as a set with a baseline of i
 They are sampled once it is known which groups are learnt from, so nothing is spent on others: a
 group that waits has no local turns, and when its time comes they are of the policy that learns,
 however old the group is. What is chosen and all noise are functions of (run seed, place of the
-group), as a reading's; a sample that fails costs itself. Above: training.rollouts; beside:
-collector; below: reading.loop and scoring.recall.
+group), as a reading's; a sample that fails costs itself. Above: training.rollouts; below:
+collector, reading.loop and scoring.recall.
 """
 
 from __future__ import annotations

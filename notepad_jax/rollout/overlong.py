@@ -5,7 +5,8 @@ there in a line to -1 at Lmax (DAPO's soft punishment, a turn at a time; Lc is t
 mean over a reading's turns, times a weight, is added to its reward as shaping: so a reading of many
 chunks is not punished more for having more turns, and a group that was judged alike is none to
 learn lengths from. An answer is one turn, however many contexts it took:
-one that goes on in the next is not too long. Above: training.rollouts; beside: rewards.
+one that goes on in the next is not too long. Above: groups and training.rollout_settings;
+below: rewards.
 """
 
 from __future__ import annotations

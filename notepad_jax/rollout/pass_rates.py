@@ -5,7 +5,7 @@ any more, and is retired. The rate is the mean of what all its readings were jud
 of 0 and 1 the share that was right. Of no source more than half
 retires: what is left would be read again and again, and those few are the ones that the policy
 cannot answer. A value, part of the ledger: what a step learnt of rates is forgotten with it.
-Above: ledger and training.rollouts.
+Above: ledger and serialization.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ dealt by the lengths of documents; then all tell all what came of them. So every
 from the same groups, in the same order, and the account is the same everywhere. Only what was
 said travels: prompts are made again from the task (`serialization`).
 
-Above: train, which learns from it; below: task_stream and rollout.
+Above: run, which learns from it, and a fleet's reader; below: task_stream and rollout.
 """
 
 from __future__ import annotations

@@ -20,10 +20,21 @@ def test_delete_when_done_deletes_whatever_the_end_was(world, host, training, co
     assert world.has("bucket/my-bucket/note/runs/first/metrics.jsonl")
 
 
-def test_delete_when_done_leaves_what_is_on_the_host_alone(world, host):
+@pytest.mark.parametrize(
+    "training, state",
+    [
+        ("ends", "failed to copy the run to the bucket"),
+        ("fails", "failed with exit code 1, failed to copy the run to the bucket"),
+        ("stops", "failed to copy the run to the bucket"),
+    ],
+)
+def test_delete_when_done_leaves_what_is_on_the_host_alone(world, host, training, state):
+    """Whatever the end was."""
+    world.put("training", training)
     world.put("fail", "storage rsync|||HTTPError 503")
     done = world.call("run.sh", "--delete-when-done")
     assert done.returncode == 1 and world.has("queued/note") and "still paid for" in done.stderr
+    assert world.state() == state
 
 
 def test_nobody_watches_a_detached_run(world):

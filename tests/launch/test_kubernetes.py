@@ -161,7 +161,7 @@ def test_rollouts_that_cannot_be_are_one_line(world, change, said):
 
 # ---------------------------------------------------------------- readers apart from the trainer
 
-APART = "--config.fleet.apart=true --config.fleet.bundles=3"
+APART = "--config.fleet.apart=true --config.fleet.bundles=3 --config.rollout.max_rounds=1"
 
 
 def test_readers_stand_beside_the_run_each_alone(world):

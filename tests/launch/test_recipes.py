@@ -49,7 +49,8 @@ def test_slurm_is_asked_for_a_trainer_and_an_array_of_readers(world):
         assert "--requeue" in said[0] and "--gres=gpu:1 -p fast" in said[0]
         assert said[1] == (
             f"notepad-jax train --config=chat --name my run --config.checkpoint.folder={shared} "
-            f"--config.fleet.apart=true --config.fleet.bundles=3{again}"
+            f"--config.fleet.apart=true --config.fleet.bundles=3 "
+            f"--config.rollout.max_rounds=1{again}"
         )
         assert "--array=0-2" in said[2] and "--gres=gpu:1 -p fast" in said[2]
         assert said[3] == f"notepad-jax rollout {shared}/my run --as reader-2"

@@ -114,7 +114,7 @@ class ReadingKeys:
     exit_after: int = key(
         "turns, 0: never",
         "in a row that left a memory as it was, after which the answer follows: for policies that "
-        "were not taught to exit. `eval --exits` [says what it costs]"
+        "were not taught to exit. `python -m benchmarks.exits` [says what it costs]"
         "(evaluation.md#leaving-early)",
         whole(0),
     )
