@@ -8,7 +8,7 @@
 #                               watch again
 #   launch/run.sh --detach      start it and return (then nobody makes a lost slice again)
 #   launch/run.sh --delete-when-done   the same, and delete the TPU when the run has ended: done, failed
-#                               or stopped
+#                               or stopped (not while it could not be copied to the bucket)
 #   launch/run.sh --stop        stop it: the rollout under way is saved, all is copied to the bucket
 #   launch/run.sh --again       go on with a run that is done, after more steps in FLAGS
 #

@@ -477,10 +477,10 @@ class TrainBatch:
 
     Token i of a row sees token j of the same row iff j <= i < kv_end[j] (and, in a layer
     with a window, positions are near enough): one vector expresses packing, shared
-    prefixes and prefix trees. `positions` are RoPE's: each
-    tail continues at its prefix's length. What follows them belongs to the token itself
-    (the label): the hidden state that predicts token i is that of token i - 1, and a
-    completion never begins a tail, so i - 1 is its context.
+    prefixes and prefix trees. `positions` are RoPE's: each tail continues at its prefix's
+    length. What follows them belongs to the token itself (the label): the hidden state that
+    predicts token i is that of token i - 1, and a completion never begins a tail, so i - 1 is
+    its context.
 
     The loss is sum(weights * loss of a token) / denominator: every normaliser is a choice of
     these two. One token one vote is weights of 1 and their count.

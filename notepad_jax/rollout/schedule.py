@@ -17,8 +17,7 @@ the newest that a reader has. Which result a step learnt from no longer follows 
 is written down before the update (`Choice`) and used again after a kill. With `slack` S a step
 learns from what has ended first: it owes the bundles of steps up to its own - S, and is filled with
 others. So no turn is older than lead + S, nothing is dropped for its age, and at most (lead + 1)
-steps' draws are under way or wait in the spool. Above: training.fleet,
-training.fleet_reader.
+steps' draws are under way or wait in the spool. Above: training.fleet, training.fleet_reader.
 """
 
 from __future__ import annotations

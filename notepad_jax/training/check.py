@@ -5,8 +5,8 @@ of every checkpoint with its manifest, the base of adapters with what the steps 
 a rollout under way with theirs. Nothing is changed. What is wrong is a `Finding`, with what to do;
 the command ends with exit code 1 then. A training run, a quick start and an evaluation all are
 folders of which a part is there. TensorBoard's events and pages are made of the rest, and are not
-looked at. Above: commands; below: record, checkpoint,
-engine.journal, eval.readings, rollout.archive.
+looked at. Above: commands; below: record, checkpoint, engine.journal, eval.readings,
+rollout.archive.
 """
 
 from __future__ import annotations

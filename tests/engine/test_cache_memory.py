@@ -21,11 +21,9 @@ from notepad_jax.engine.shapes import Decode, TailRow, shapes
 from notepad_jax.model import parameters
 from notepad_jax.parallel import mesh
 from pallas_kernels import aot
+from tests import libtpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
-]
+pytestmark = libtpu.MARKS
 
 LAYERS = 4
 CONFIG = dataclasses.replace(

@@ -17,6 +17,7 @@ from configs.models import MODELS
 from notepad_jax.model import attention, logprobs, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from pallas_kernels import aot
+from tests import libtpu
 
 
 def moe_params():
@@ -175,8 +176,7 @@ def test_experts_spread_over_devices_compute_the_same():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
+@libtpu.needed
 @pytest.mark.parametrize("rows", [64, 16384])  # decoding and training, Qwen3-30B-A3B
 def test_megablox_compiles_for_the_smallest_tpu(rows):
     experts = MODELS["Qwen3-30B-A3B"].experts

@@ -14,11 +14,9 @@ import pytest
 from benchmarks.kernels.ours import OURS
 from benchmarks.kernels.programs import MODELS, Model, Program
 from pallas_kernels import Pages, aot
+from tests import libtpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
-]
+pytestmark = libtpu.MARKS
 
 MODEL = MODELS["qwen2.5-7b"]
 

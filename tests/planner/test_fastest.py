@@ -28,12 +28,12 @@ from notepad_jax.planner.fastest import Search
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
+from tests import libtpu
 
 SLICE = "v5p:2x4x4"
 BEFORE = "--config.grpo.row_length=16384"  # as the 7B was shipped
 GB = 10**9
 READ = arithmetic.read
-needs_libtpu = pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 
 
 def shipped(*words):
@@ -433,8 +433,7 @@ def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
 # ---------------------------------------------------------------- stand-ins for devices
 
 
-@pytest.mark.slow
-@needs_libtpu
+@libtpu.needed
 @pytest.mark.parametrize(
     "name", ["v5p:2x4x4", "v5p:1x1x1", "v6e:8x8", "v5e:2x4", "v5e:2x2", "tpu7x:2x2x2", "v6e:1x1"]
 )

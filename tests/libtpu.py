@@ -1,0 +1,20 @@
+"""The marks of tests that compile for TPUs: slow, since `make test` does not install libtpu."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pallas_kernels import aot
+
+# Of a whole file: `pytestmark = libtpu.MARKS`. Skipped and not slow, CI would run them nowhere.
+MARKS = [
+    pytest.mark.slow,
+    pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
+]
+
+
+def needed(test: Callable) -> Callable:
+    """Marks a test that needs libtpu."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
