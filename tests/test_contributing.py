@@ -3,6 +3,8 @@
 import os
 import re
 import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,8 +89,17 @@ def test_one_file_says_what_a_test_that_needs_libtpu_is():
     skipped = re.compile(r"skipif\(\s*aot\.missing_compiler")
     files = (ROOT / "tests").rglob("*.py")
     assert [path.name for path in files if skipped.search(path.read_text(encoding="utf-8"))] == [
-        "libtpu.py"
+        "tpu_compiler.py"
     ]
+
+
+def test_no_module_of_tests_hides_a_package():
+    """jax imports libtpu where it looks for TPUs, and had found tests/libtpu.py."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    ours = {path.stem for folder in options["pythonpath"][1:] for path in (ROOT / folder).iterdir()}
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    theirs = {name.lower().replace("-", "_") for name in pinned} | sys.stdlib_module_names
+    assert "libtpu" in theirs and ours & theirs == set()
 
 
 @pytest.mark.slow

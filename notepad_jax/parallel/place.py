@@ -82,7 +82,11 @@ def row(tree: Any, mesh: Mesh, number: int) -> Any:
     def one(leaf: jax.Array) -> jax.Array:
         shards = [shard.data for shard in leaf.addressable_shards if shard.device in devices]
         sharding = NamedSharding(alone, leaf.sharding.spec)
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+        made = jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+        # jaxlib 0.10.2 lists an array's shards when they are first asked for: twice, if two
+        # threads ask at once, and then it is an array of two shards for good. Engines would.
+        _ = made.addressable_shards
+        return made
 
     return jax.tree.map(one, tree)
 

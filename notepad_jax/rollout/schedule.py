@@ -200,6 +200,11 @@ def claimed(names: Iterable[str]) -> dict[str, list[str]]:
     return {bundle: [name for _, name in sorted(each)] for bundle, each in found.items()}
 
 
+def wanted(bundle: Bundle, names: Collection[str]) -> bool:
+    """Returns whether no reader has read a bundle, and its step is not settled."""
+    return f"{SPOOL}/{bundle.name}" not in names and f"{PLAN}/{bundle.step}" in names
+
+
 def of_kind(names: Iterable[str], kind: str) -> list[str]:
     """Returns the names of the objects of a kind, without the leading `kind`/."""
     return [name.partition("/")[2] for name in names if name.startswith(f"{kind}/")]

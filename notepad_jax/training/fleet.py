@@ -258,9 +258,12 @@ class Fleet:
     def _tidy(self, saved: int) -> None:
         self._life.check()
         slack = 0 if saved == self._last else self._slack
-        for name in schedule.settled(self._objects.names(), saved, slack):
-            if not self._keep or name.startswith((schedule.CLAIM, schedule.PROGRESS)):
-                self._objects.remove(name)
+        for kinds in ((schedule.PLAN,), schedule.OF_STEPS):  # `Claims.put` says why
+            if self._keep:
+                kinds = tuple({*kinds} & {schedule.CLAIM, schedule.PROGRESS})
+            for name in schedule.settled(self._objects.names(), saved, slack):
+                if name.startswith(kinds):
+                    self._objects.remove(name)
 
 
 def _name(kind: str, step: int) -> str:

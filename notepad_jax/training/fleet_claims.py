@@ -58,8 +58,24 @@ class Claims:
         self.idle_since = None
         self.copied = bundle.name in others
         number = len(by.get(bundle.name, ()))
-        mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
+        mine = self.put(schedule.CLAIM, bundle, self.me.encode(), f"-{number}")
         return bundle if mine else None  # another was quicker: look again
+
+    def put(self, kind: str, bundle: Bundle, content: bytes, which: str = "") -> bool:
+        """Puts an object of a bundle; returns whether it stands now.
+
+        It goes again if the bundle's step is settled meanwhile. A trainer removes a settled step's
+        plan before it lists what else lies there, so that one of the two sees it.
+        """
+        name = f"{kind}/{bundle.name}{which}"
+        if kind == schedule.PROGRESS:
+            self.objects.replace(name, content)
+        elif not self.objects.put(name, content):
+            return False
+        if self.objects.get(f"{schedule.PLAN}/{bundle.step}") is not None:
+            return True
+        self.objects.remove(name)
+        return False
 
     def idle(self, may: Callable[[int], bool]) -> str:
         """Returns what a reader without work waits for: once, after QUIET seconds; else ""."""

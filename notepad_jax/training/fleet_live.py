@@ -74,7 +74,10 @@ class Live:
                 names = self.claims.objects.names()
                 if schedule.ENDED in names or self.alone():
                     return
-                await self._let_go(self._superfluous(names))
+                begun = self.begun.items()
+                await self._let_go(
+                    [name for name, one in begun if not schedule.wanted(one.bundle, names)]
+                )
                 await self._adopt_newest()
                 self._put_what_ended()
                 await self._take_up(names)
@@ -135,10 +138,10 @@ class Live:
 
     def _keep(self, least: int | None) -> None:
         """Puts the turns beside of documents of which so many more have ended; None: of none."""
-        for name, one in self.begun.items() if least else ():
+        for one in self.begun.values() if least else ():
             if len(one.progress.turns) >= one.progress.put + least:
                 one.progress.put = len(one.progress.turns)
-                self.claims.objects.replace(f"{schedule.PROGRESS}/{name}", one.progress.encoded())
+                self.claims.put(schedule.PROGRESS, one.bundle, one.progress.encoded())
 
     def _put_what_ended(self) -> None:
         for name in [name for name, one in self.begun.items() if one.reading.done()]:
@@ -147,22 +150,12 @@ class Live:
             # What engines did for others meanwhile is counted here, and not with them.
             stats = dataclasses.asdict(self.engine.take_stats())
             made = Spooled(self.claims.terms, told, stats)
-            self.claims.objects.put(f"{schedule.SPOOL}/{name}", made.encoded())
+            self.claims.put(schedule.SPOOL, one.bundle, made.encoded())
             took = time.monotonic() - one.since
             self.claims.last = max(took, self.claims.last if self.bundles else 0.0)
             self.bundles, self.seconds = self.bundles + 1, self.seconds + took
             where = f"step {one.bundle.step}, part {one.bundle.number}"
             self.screen.say(f"{where}: read in {took:.1f} s")
-
-    def _superfluous(self, names: Sequence[str]) -> list[str]:
-        """Returns the bundles that others have read meanwhile, or whose step is over."""
-        read = set(schedule.of_kind(names, schedule.SPOOL))
-        steps = set(schedule.of_kind(names, schedule.PLAN))
-        return [
-            name
-            for name, one in self.begun.items()
-            if name in read or str(one.bundle.step) not in steps
-        ]
 
     async def _let_go(self, superfluous: Collection[str]) -> None:
         """Ends the reading of bundles that are not wanted any more."""

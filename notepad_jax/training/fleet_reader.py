@@ -214,14 +214,19 @@ class PinnedReader:
         if made is None:
             self.screen.say(f"{what}: another reader has it")
             return
-        self.claims.objects.put(f"{schedule.SPOOL}/{bundle.name}", made.encoded())
+        self.claims.put(schedule.SPOOL, bundle, made.encoded())
         self.claims.last = took = time.monotonic() - began
         self.bundles, self.seconds = self.bundles + 1, self.seconds + took
         self.screen.say(f"{what}: read in {took:.1f} s")
 
     async def _bundle(self, bundle: Bundle) -> Spooled | None:
         """Returns what a bundle came to; None where another reader was quicker."""
-        await self._hold(bundle.version)
+        try:
+            await self._hold(bundle.version)
+        except (OSError, KeyError, ValueError):
+            if self._superfluous(bundle):
+                return None  # versions that only settled steps were read by are let go of
+            raise
         self.engine.take_stats()
         reading = asyncio.ensure_future(
             self.rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
@@ -241,9 +246,7 @@ class PinnedReader:
         """Puts turns beside, if enough have ended; returns whether the bundle is not wanted."""
         if self.keep_turns and self.replays.ended >= self._put + self.keep_turns:
             self._keep(bundle)
-        return (
-            self.claims.objects.get(f"{schedule.SPOOL}/{bundle.name}") is not None or self.alone()
-        )
+        return self.alone() or not schedule.wanted(bundle, self.claims.objects.names())
 
     async def _hold(self, version: int) -> None:
         """Has the engine hold a version, and nothing of what it read."""
@@ -282,4 +285,4 @@ class PinnedReader:
         turns = self.replays.turns
         self._put = len(turns)
         content = journal.encoded(self._header(bundle), turns)
-        self.claims.objects.replace(f"{schedule.PROGRESS}/{bundle.name}", content)
+        self.claims.put(schedule.PROGRESS, bundle, content)

@@ -13,7 +13,7 @@ from benchmarks.kernels.rows import Row, compare, rows_of
 from benchmarks.kernels.table import table
 from notepad_jax.planner import chips
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 from tests.benchmarks import dumps
 
 V5E = chips.CHIPS["v5e"]
@@ -146,7 +146,7 @@ for model, name in json.loads(sys.argv[1]):
     assert "[3/3] v5e qwen2.5-7b logprob" in output.err
 
 
-@libtpu.needed
+@tpu_compiler.needed
 def test_one_kernel_from_the_compiler_to_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

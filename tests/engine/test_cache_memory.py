@@ -21,9 +21,9 @@ from notepad_jax.engine.shapes import Decode, TailRow, shapes
 from notepad_jax.model import parameters
 from notepad_jax.parallel import mesh
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
-pytestmark = libtpu.MARKS
+pytestmark = tpu_compiler.MARKS
 
 LAYERS = 4
 CONFIG = dataclasses.replace(

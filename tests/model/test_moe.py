@@ -17,7 +17,7 @@ from configs.models import MODELS
 from notepad_jax.model import attention, logprobs, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 
 def moe_params():
@@ -176,7 +176,7 @@ def test_experts_spread_over_devices_compute_the_same():
     assert done.returncode == 0, done.stderr
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize("rows", [64, 16384])  # decoding and training, Qwen3-30B-A3B
 def test_megablox_compiles_for_the_smallest_tpu(rows):
     experts = MODELS["Qwen3-30B-A3B"].experts

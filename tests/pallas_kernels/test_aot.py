@@ -14,9 +14,9 @@ import pytest
 from benchmarks.kernels.ours import OURS
 from benchmarks.kernels.programs import MODELS, Model, Program
 from pallas_kernels import Pages, aot
-from tests import libtpu
+from tests import tpu_compiler
 
-pytestmark = libtpu.MARKS
+pytestmark = tpu_compiler.MARKS
 
 MODEL = MODELS["qwen2.5-7b"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from notepad_jax.planner import chips
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_every_chip_has_its_figures() -> None:
     assert (v5p.cores * v5p.peak_flops, v5p.cores * v5p.hbm_bytes) == (459e12, 2765e9)
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize(
     "name, devices",
     [("v5e:8x8", 4), ("v6e:2x4", 8), ("v5e:1x1", 1), ("v5p:4x4x4", 4), ("tpu7x:2x2x2", 8)],

@@ -12,7 +12,7 @@ import pallas_kernels
 from pallas_kernels import Pages, PageTables, aot, schedule
 from pallas_kernels.packed import packed_attention
 from pallas_kernels.reference import dense_attention
-from tests import libtpu
+from tests import tpu_compiler
 
 BLOCK = 128
 EVERYTHING = 10**6  # a window that no text here reaches
@@ -165,7 +165,7 @@ def test_a_window_is_counted_in_positions():
         )
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize("chip", aot.TOPOLOGIES)
 def test_windows_compile_for_every_tpu(chip):
     """Forward and backward at the heads of Qwen2.5-7B."""

@@ -1,5 +1,8 @@
 """Arrays are committed when they are made, so that no program is compiled for both kinds."""
 
+import concurrent.futures
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +79,20 @@ def test_moments_lie_beside_their_parameters_and_counters_everywhere():
             lambda x: x.sharding, masters
         )
     assert made.opt_state[0].count.sharding == place.replicated(there) == made.step.sharding
+
+
+def test_engines_threads_may_look_at_one_row_at_once():
+    """jaxlib lists shards when they are asked for; two threads at once made two of one."""
+    mesh, leaf = meshes.one(), place.commit(np.ones(8, np.float32))
+    rows = [place.row(leaf, mesh, 0) for _ in range(3000)]
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            found = [threads.submit(lambda: [address(row) for row in rows]) for _ in range(2)]
+            assert {*found[0].result(), *found[1].result()} == {address(leaf)}
+    finally:
+        sys.setswitchinterval(usual)
 
 
 # ---------------------------------------------------------------- entries

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from notepad_jax.planner.collectives import Collective, collectives
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 # Asynchronous, in a fusion, in a loop, on a single chip of a pair: all that a compiler does.
 MODULE = """\
@@ -97,7 +97,7 @@ def test_equal_exchanges_are_one_line():
     assert [c.times for c in collectives(twice) if c.kind == "collective-permute"] == [10]
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize(
     "spec, kind, size",
     [

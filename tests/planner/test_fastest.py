@@ -28,7 +28,7 @@ from notepad_jax.planner.fastest import Search
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 SLICE = "v5p:2x4x4"
 BEFORE = "--config.grpo.row_length=16384"  # as the 7B was shipped
@@ -433,7 +433,7 @@ def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
 # ---------------------------------------------------------------- stand-ins for devices
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize(
     "name", ["v5p:2x4x4", "v5p:1x1x1", "v6e:8x8", "v5e:2x4", "v5e:2x2", "tpu7x:2x2x2", "v6e:1x1"]
 )

@@ -33,7 +33,7 @@ from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.setup.sizes import TurnSize
 from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 ROOT = Path(__file__).parents[2]
 STARTER = f"--config.policy={ROOT / 'data' / 'starter'}"
@@ -121,7 +121,7 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
 
 
-@libtpu.needed
+@tpu_compiler.needed
 def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
     made = on("v5p:2x4x4")
     count = 7_615_616_512
@@ -132,7 +132,7 @@ def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
     assert held["cache"] == 6144 * 128 * 28 * 2 * 4 * 128 * 2 // 4
 
 
-@libtpu.needed
+@tpu_compiler.needed
 @pytest.mark.parametrize(
     "slice_name, words, says",
     [

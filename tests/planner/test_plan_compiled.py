@@ -13,12 +13,12 @@ from notepad_jax.model import parameters
 from notepad_jax.planner import lowering, planned_policy
 from notepad_jax.setup import configuration
 from pallas_kernels import aot
-from tests import libtpu
+from tests import tpu_compiler
 
 ROOT = Path(__file__).parents[2]
 STARTER = f"--config.policy={ROOT / 'data' / 'starter'}"
 
-pytestmark = libtpu.MARKS
+pytestmark = tpu_compiler.MARKS
 
 LARGE = [
     ("Qwen2.5-7B-Instruct", "v5e:8x8", 1, 1, ()),

@@ -16,7 +16,7 @@ from notepad_jax.setup import builders, configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import base_fingerprint
 from pallas_kernels import aot
-from tests import fakes, libtpu, tiny
+from tests import fakes, tiny, tpu_compiler
 
 ROOT = Path(__file__).parents[2]
 STORED = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
@@ -138,7 +138,7 @@ def test_sizes_are_planned_for_the_devices_that_are_named():
         assert policy.dtype == dtype == engine.cache_dtype
 
 
-@libtpu.needed
+@tpu_compiler.needed
 def test_a_plan_for_tpus_has_their_default_on_whatever_machine_it_is_made():
     config = configuration.load("qwen2_5_7b")
     made = lowering.plan_of(config, aot.slice_of("v5p:2x4x4"))

@@ -51,7 +51,10 @@ APART = (*ALONE, "--config.fleet.apart=true")
 
 @contextlib.contextmanager
 def readers(folder, *names):
-    """Reads for the run in the folder, as several, until it ends; yields what each said it did."""
+    """Reads for the run in the folder, as several, until it ends; yields what each said it did.
+
+    Raises what a reader met, where the block passed.
+    """
     found, leave = {}, threading.Event()
 
     def one(name):
@@ -75,6 +78,9 @@ def readers(folder, *names):
         leave.set()
         for thread in threads:
             thread.join()
+    for problem in found.values():
+        if isinstance(problem, Exception):
+            raise problem
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +264,7 @@ def test_a_reader_that_is_stopped_while_weights_come_keeps_what_was_kept(tmp_pat
     )  # fmt: skip
     made = Given("asked", np.zeros(1, np.int32), np.zeros(1, np.float32), (1,))
     kept = journal.encoded(reader._header(bundle), dict.fromkeys(range(5), made))
+    objects.put("plan/7", b"")
     objects.put("progress/7-0", kept)
     with pytest.raises(stopping.Stopped, match="of which 5 turns are kept"):
         asyncio.run(reader.take(bundle))

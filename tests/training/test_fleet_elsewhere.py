@@ -60,9 +60,9 @@ def test_a_reader_without_room_ends_and_another_reads_what_it_had(alone, tmp_pat
 
     monkeypatch.setattr(fleet_claims, "SLOWER", 0.02)
     monkeypatch.setattr(Objects, "put", without_room)
-    found = learnt(tmp_path / "run", "--config.fleet.lead=0", names=("one", "two"))
-    (ended,) = [one for one in found.values() if isinstance(one, OSError)]
-    assert ended.errno == errno.ENOSPC
+    with pytest.raises(OSError) as ended:
+        learnt(tmp_path / "run", "--config.fleet.lead=0", names=("one", "two"))
+    assert ended.value.errno == errno.ENOSPC
     assert same_run.differences(alone, tmp_path / "run") == []
 
 

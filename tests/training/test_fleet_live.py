@@ -12,7 +12,7 @@ from notepad_jax.checkpoint.objects import Objects, sealed
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import audit, fleet, fleet_check, fleet_live, replay
+from notepad_jax.training import audit, fleet, fleet_check, fleet_claims, fleet_live, replay
 from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
 from tests.training.test_fleet import APART, learnt, readers
@@ -52,7 +52,8 @@ def one_is_slow(monkeypatch):
     """The second draw's later turns wait until the first update is published.
 
     The others wait until it has begun, and until the first draw has ended: on a busy machine the
-    update could come before that, or without the first.
+    update could come before that, or without the first. None is read by two: there a copy that
+    began by the new version could end before the second draw's own reader has gone on.
     """
     reads, begun, ended = fleet_live.Live._read, threading.Event(), threading.Event()
 
@@ -70,6 +71,7 @@ def one_is_slow(monkeypatch):
             rollouts = dataclasses.replace(self.rollouts, reader=reader)
             return await rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
 
+    monkeypatch.setattr(fleet_claims, "SLOWER", 1e9)
     monkeypatch.setattr(fleet_live.Live, "_read", read)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pallas_kernels import aot
 
-# Of a whole file: `pytestmark = libtpu.MARKS`. Skipped and not slow, CI would run them nowhere.
+# Of a whole file: `pytestmark = tpu_compiler.MARKS`. Skipped and not slow, no CI would run them.
 MARKS = [
     pytest.mark.slow,
     pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
