@@ -6,6 +6,7 @@ token, and 20 is the stop token. The letters are the ids from 97 on, so "c" is f
 
 import concurrent.futures
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -77,7 +78,7 @@ class Counting(PagedEngine):
 
     def __init__(self, gate: Gate | None = None) -> None:
         super().__init__(tiny.CONFIG, SMALL, tiny.sampling(0))
-        self.gate, self.sizes, self.broken = gate, [], False
+        self.gate, self.sizes, self.broken, self.begun = gate, [], False, 0
         slots, both = SMALL.slots, Counter()
         self.state = DecodeState(
             both, both, PagePool(SMALL.pages), [None] * slots, [lambda: False] * slots
@@ -87,6 +88,7 @@ class Counting(PagedEngine):
         return params
 
     def init_decode_state(self):
+        self.begun += 1
         return self.state
 
     def prefill(self, *, params, padded_tokens, true_length):
@@ -247,6 +249,27 @@ def until(so) -> None:
     while not so():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+
+
+class OneEndedJustNow(queue.Queue):
+    """Free slots: the first look finds one taken, whose turn then ends at once."""
+
+    looks = 0
+
+    def qsize(self):
+        self.looks += 1
+        return super().qsize() - (self.looks == 1)
+
+
+def test_a_turn_that_ends_between_two_lines_of_the_stock_thread_ends_no_server():
+    engine = Counting()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room.orchestrator.queue, "Queue", OneEndedJustNow)
+        with running(engine) as client:
+            (slots,) = client.driver._generate_slots
+            until(lambda: slots.looks >= 2)  # it has looked, and asserted
+            assert client.ask([7], 3)[0] == [8, 9, 10] and client.alive()
+            assert engine.begun == 1
 
 
 def test_who_comes_to_a_full_server_is_told_to_come_again():

@@ -16,7 +16,8 @@ What its orchestrator and server get wrong, and where that is mended:
 - In `server`: a BOS before every prompt; text decoded token by token, which loses spaces and
   halves characters; token prompts that kill it unless the longest prompt is a power of two; a
   queue without an end; a client that hung up keeps its slot to the last token; an exception in
-  a thread ends the process; when it is stopped, clients are left waiting for its threads.
+  a thread ends the process; one of its threads fails if the last turn ends between two of its
+  lines; when it is stopped, clients are left waiting for its threads.
 - In `engine`: one length and one sampling for all, and the last launch's tokens dropped where a
   client wanted fewer than the launch makes. A request's own limit and sampling travel through
   it in the place of the prompt's ids (`asked.Asked`).

@@ -27,7 +27,7 @@ from notepad_jax.engine.jetstream.asked import (
     Refused,
     checked,
 )
-from notepad_jax.engine.jetstream.engine import PagedEngine
+from notepad_jax.engine.jetstream.engine import DecodeState, PagedEngine
 from notepad_jax.model.parameters import Params
 from notepad_jax.types import Tokens
 
@@ -57,6 +57,19 @@ class Codec:
     encode: Callable[[str], Tokens]
     saying: Callable[[], TextSoFar]
     stop_ids: frozenset[int]  # they are told as ids, and are no text
+
+
+class _Begun:
+    """An engine whose decode state is made once."""
+
+    def __init__(self, engine: PagedEngine) -> None:
+        self._engine, self._state = engine, engine.init_decode_state()
+
+    def init_decode_state(self) -> DecodeState:
+        return self._state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class Driver(orchestrator.Driver):
@@ -108,7 +121,21 @@ class Driver(orchestrator.Driver):
         self._told(super()._transfer_thread, idx)
 
     def _generate_thread(self, idx: int) -> None:
-        self._told(super()._generate_thread, idx)
+        self._told(self._generate, idx)
+
+    def _generate(self, idx: int) -> None:
+        """The stock thread, which asserts that a slot is taken, and then may find none taken.
+
+        The thread that detokenizes frees slots between its look and its assertion: it goes on.
+        """
+        engine, free = _Begun(self._generate_engines[idx]), self._generate_slots[idx]
+        self._generate_engines[idx] = engine
+        while True:
+            try:
+                return super()._generate_thread(idx)
+            except AssertionError:
+                if free.qsize() < engine.max_concurrent_decodes:
+                    raise
 
     def _detokenize_thread(self, idx: int) -> None:
         self._told(super()._detokenize_thread, idx)
