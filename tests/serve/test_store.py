@@ -4,8 +4,10 @@ import asyncio
 import codecs
 import contextlib
 import errno
+import gc
 import http.client
 import json
+import threading
 from pathlib import Path
 
 import httpx2
@@ -122,6 +124,36 @@ def test_openais_async_client_sends_files(url):
 
 
 # ---------------------------------------------------------------- curl -T
+
+
+def test_a_thread_that_fails_when_nobody_waits_for_it_any_more_says_nothing():
+    """A reading that is let go while its files are looked for, and they are gone."""
+    told, asked, go = [], threading.Event(), threading.Event()
+
+    def work():
+        asked.set()
+        go.wait()
+        raise FileNotFoundError("gone")
+
+    async def cancelled(times):
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+        waiting = asyncio.ensure_future(store.in_thread(work))
+        await asyncio.to_thread(asked.wait)
+        for _ in range(times):
+            waiting.cancel()
+            await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        del waiting
+        await asyncio.sleep(0.1)
+        gc.collect()
+
+    for times in (1, 2):
+        asked.clear()
+        go.clear()
+        asyncio.run(cancelled(times))
+    assert told == []
 
 
 def test_a_file_that_is_put_has_its_name_and_takes_anothers_place(url, folder):

@@ -319,5 +319,7 @@ async def in_thread(work: Callable[..., T], *about: Any) -> T:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        # Nobody waits for its exception any more; unseen, asyncio would say it on stderr.
+        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait([running])
         raise
