@@ -34,7 +34,9 @@ NAME_BYTES = 255  # of one name, in the usual file systems
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
-_begun_here: list[Path] = []  # folders that blocks which still run have begun
+# Folders that blocks which still run have begun. By objects: paths are compared in Python, and
+# among them a list that other threads change meanwhile misses one.
+_begun_here: dict[object, Path] = {}
 
 
 class Exists(ValueError):
@@ -97,7 +99,8 @@ def plain_name(name: str) -> str:
 def _begun(folder: Path) -> Iterator[None]:
     # Listed before anything is made: whenever Ctrl-C comes, nothing that we made is forgotten.
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    _begun_here.append(folder)
+    mine = object()
+    _begun_here[mine] = folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -114,12 +117,12 @@ def _begun(folder: Path) -> Iterator[None]:
             _remove(folder, made)
         raise
     finally:
-        _begun_here.remove(folder)
+        del _begun_here[mine]
 
 
 def abandon() -> None:
     """Removes what starts made that have come to nothing: their process ends right now."""
-    for folder in _begun_here:
+    for folder in list(_begun_here.values()):
         if folder.is_dir() and not _came_to_something(folder):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ def enter(folder, resume=True):
 
 def test_of_many_starts_at_once_one_gets_the_name_and_numbered_ones_differ(tmp_path):
     """Threads are holders of their own, and faster than processes; 30 rounds of 8."""
-    barrier, leave = threading.Barrier(8), threading.Barrier(8)
+    barrier, leave = threading.Barrier(8, timeout=60), threading.Barrier(8, timeout=60)
 
     def start(make):
         barrier.wait()
