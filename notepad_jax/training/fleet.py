@@ -258,9 +258,9 @@ class Fleet:
     def _tidy(self, saved: int) -> None:
         self._life.check()
         slack = 0 if saved == self._last else self._slack
-        for kinds in ((schedule.PLAN,), schedule.OF_STEPS):  # `Claims.put` says why
-            if self._keep:
-                kinds = tuple({*kinds} & {schedule.CLAIM, schedule.PROGRESS})
+        plans_first = (schedule.PLAN,), schedule.OF_STEPS  # `Claims.put` says why
+        beside = (schedule.CLAIM, schedule.PROGRESS)
+        for kinds in (beside,) if self._keep else plans_first:
             for name in schedule.settled(self._objects.names(), saved, slack):
                 if name.startswith(kinds):
                     self._objects.remove(name)

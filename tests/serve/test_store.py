@@ -123,9 +123,6 @@ def test_openais_async_client_sends_files(url):
     assert sent in listed and len(listed) > 1  # page by page
 
 
-# ---------------------------------------------------------------- curl -T
-
-
 def test_a_thread_that_fails_when_nobody_waits_for_it_any_more_says_nothing():
     """A reading that is let go while its files are looked for, and they are gone."""
     told, asked, go = [], threading.Event(), threading.Event()
@@ -154,6 +151,9 @@ def test_a_thread_that_fails_when_nobody_waits_for_it_any_more_says_nothing():
         go.clear()
         asyncio.run(cancelled(times))
     assert told == []
+
+
+# ---------------------------------------------------------------- curl -T
 
 
 def test_a_file_that_is_put_has_its_name_and_takes_anothers_place(url, folder):

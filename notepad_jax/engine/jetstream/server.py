@@ -59,7 +59,7 @@ class Codec:
     stop_ids: frozenset[int]  # they are told as ids, and are no text
 
 
-class _Begun:
+class _OneState:
     """An engine whose decode state is made once."""
 
     def __init__(self, engine: PagedEngine) -> None:
@@ -124,11 +124,12 @@ class Driver(orchestrator.Driver):
         self._told(self._generate, idx)
 
     def _generate(self, idx: int) -> None:
-        """The stock thread, which asserts that a slot is taken, and then may find none taken.
+        """Runs the stock thread, also past its assertion that a slot is taken.
 
-        The thread that detokenizes frees slots between its look and its assertion: it goes on.
+        It has looked for that before, and the thread that detokenizes may free the last slot in
+        between: then all are free, nothing is lost, and it begins anew with the same state.
         """
-        engine, free = _Begun(self._generate_engines[idx]), self._generate_slots[idx]
+        engine, free = _OneState(self._generate_engines[idx]), self._generate_slots[idx]
         self._generate_engines[idx] = engine
         while True:
             try:
