@@ -28,8 +28,8 @@ from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.eval.readings import Readings
 from notepad_jax.reading import endpoint
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.tasks import suites
 from notepad_jax.text import approximate
 from notepad_jax.text.chunks import Documents

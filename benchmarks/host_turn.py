@@ -24,8 +24,8 @@ from notepad_jax.engine.launches import PrefixArrays, SlotArrays, TailArrays
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import PolicySnapshot, tokens
 from pallas_kernels import PageTables

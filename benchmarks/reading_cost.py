@@ -34,8 +34,8 @@ from notepad_jax.eval import lengths
 from notepad_jax.eval.measure import Item, Result, measure
 from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text import prompts
 from notepad_jax.text.chunks import Documents

@@ -25,8 +25,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.serving import NAME, STARTER, listening
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.serve.app import App
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.completions.model_card import Served

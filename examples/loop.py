@@ -34,8 +34,8 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.mesh import SERVING
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.rollout import collector
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text.chunks import Documents

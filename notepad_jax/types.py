@@ -32,7 +32,7 @@ def tokens(ids: Iterable[int] | np.ndarray = ()) -> Tokens:
     """Returns `ids` as a read-only int32 vector [n]; a copy unless it already is one."""
     if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and not ids.flags.writeable:
         return ids
-    array = np.array(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int32)
+    array = np.array(ids if isinstance(ids, np.ndarray | list) else list(ids), dtype=np.int32)
     if array.ndim != 1:
         raise ValueError(f"token ids must be a flat sequence, got shape {array.shape}")
     array.flags.writeable = False
@@ -234,8 +234,7 @@ class SamplingParams:
             raise ValueError(
                 f"max_new_tokens is {self.max_new_tokens}; it must be at least 1 and below 2**31"
             )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2**63")
+        _check_seed(self.seed)
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise ValueError(
                 f"top_logprobs is {self.top_logprobs}; it must be at least 0 and at most "
@@ -245,6 +244,18 @@ class SamplingParams:
             raise ValueError("a completion that is scored is given whole; leave stop_ids out")
         if self.grammar is not None and (self.scored or not self.stop_ids):
             raise ValueError("a grammar needs stop_ids, and tokens to draw; leave scored out")
+
+    def seeded(self, seed: int) -> SamplingParams:
+        """Returns the same with another seed, which alone is checked: there is one a turn."""
+        _check_seed(seed)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, seed=seed)
+        return other
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}; it must be at least 0 and below 2**63")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

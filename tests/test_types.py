@@ -26,3 +26,11 @@ def test_sampling_refuses_what_a_device_cannot_tell_from_nothing(change):
 @pytest.mark.parametrize("temperature", [0, 0.0, COLDEST, 1, HOTTEST])
 def test_sampling_takes_every_temperature_in_range(temperature):
     assert dataclasses.replace(SAMPLING, temperature=temperature).temperature == temperature
+
+
+def test_another_seed_changes_nothing_else_and_is_checked():
+    seeds = dataclasses.replace(SAMPLING, stop_ids=(2, 3), temperature=0.5)
+    assert seeds.seeded(7) == dataclasses.replace(seeds, seed=7) and seeds.seed == 0
+    for wrong in (-1, 2**63):
+        with pytest.raises(ValueError, match=f"seed is {wrong}; it must be"):
+            seeds.seeded(wrong)

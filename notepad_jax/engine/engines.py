@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from jax.sharding import Mesh
 
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.engine.service import EngineService
-from notepad_jax.engine.stats import EngineStats
 from notepad_jax.parallel import place
 from notepad_jax.types import Completion, Piece, PolicySnapshot, Prompt, SamplingParams
 from notepad_jax.waiting import Loop

@@ -9,7 +9,7 @@ An engine has a mesh of its own with one row of devices: weights, heads and cach
 "tensor" and nothing else is, so that engines beside each other never wait for one another.
 
 `compile_ahead` compiles every program that an engine of some settings ever runs, without
-running it. Above: `service` and `jetstream.engine`; below: `layout` and `launches`.
+running it. Above: `service` and `jetstream.engine`; below: `layout`, `tail_rows` and `launches`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from notepad_jax.engine import launches, layout, masks
+from notepad_jax.engine import launches, layout, masks, tail_rows
 from notepad_jax.engine.apart import Apart, Placed
 from notepad_jax.engine.launches import PrefixArrays, SlotArrays, TailArrays
 from notepad_jax.engine.pages import CachedPrefix
@@ -38,7 +38,6 @@ from notepad_jax.engine.shapes import (
     decode_shape,
     prefix_widths,
     shapes,
-    tail_widths,
 )
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
@@ -161,6 +160,7 @@ class Executor:
     def __init__(self, settings: EngineSettings, device: Launches):
         self.settings, self.device = settings, device
         self.seen: dict[Shape, int] = {}
+        self._plans = tail_rows.RowPlans(settings)
 
     def rest(self) -> None:
         """Frees the KV cache until the next launch; what it held is lost."""
@@ -182,33 +182,31 @@ class Executor:
     def start(self, params: Any, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each.
 
-        But for turns whose tail is one token (`layout.decoded`): they get none, `decode` begins
+        But for turns whose tail is one token (`tail_rows.decoded`): they get none, `decode` begins
         with it. A row of tails has one prefix, and would be a launch for each of them.
         """
         waiting = []
-        for everybody in layout.by_prefix(contexts):
-            group = [b for b in everybody if not layout.decoded(contexts[b])]
-            tails = layout.alike(self.settings, contexts, group)
-            lengths = [one.tokens for one in tails]
-            for width, chosen in cover(lengths, tail_widths(self.settings)):
-                members = [b for i in chosen for b in tails[i].members]
-                common = [same for i in chosen for same in tails[i].common]
-                row, spans = layout.tail_row(
-                    self.settings, [contexts[b] for b in members], common, width
-                )
-                self._count(TailRow(width))
-                wanted = _wanted([contexts[b] for b in members])
-                waiting.append((members, spans, self.device.start_tails(params, row, wanted)))
+        for group in layout.by_prefix(contexts):
+            for plan in self._plans.of([contexts[b] for b in group]):
+                members = [group[i] for i in plan.members]
+                theirs = [contexts[b] for b in members]
+                row = tail_rows.tail_row(self.settings, plan, theirs)
+                self._count(TailRow(plan.rows.tokens.shape[1]))
+                out = self.device.start_tails(params, row, _wanted(theirs))
+                waiting.append((members, plan, out))
         sampled = [Sampled([], [])] * len(contexts)
-        for members, spans, out in waiting:
-            new, logps, *more = jax.device_get(out)
-            following = more.pop() if more else logps
-            for b, span in zip(members, spans, strict=True):
-                n = layout.accepted(new[span], contexts[b])
-                drawn = new[span][:n], logps[span][:n]
-                if contexts[b].sampling.scored:
-                    drawn = contexts[b].draft, following[span][:n]
-                sampled[b] = _sampled(contexts[b], *drawn, *(x[span][:n] for x in more))
+        for members, plan, out in waiting:
+            new_X, logps_X, *more = jax.device_get(out)
+            following = more.pop() if more else logps_X
+            new, logps = new_X.tolist(), logps_X.tolist()
+            for b, span, draft in zip(members, plan.spans, plan.drafts, strict=True):
+                sampling = contexts[b].sampling
+                n = tail_rows.accepted(new[span], draft, sampling)
+                taken = slice(span.start, span.start + n)
+                drawn = new[taken], logps[taken]
+                if sampling.scored:
+                    drawn = draft, following[taken].tolist()
+                sampled[b] = _sampled(contexts[b], *drawn, *(x[taken] for x in more))
         return sampled
 
     def decode(self, params: Any, contexts: Sequence[Context]) -> list[Sampled]:
@@ -222,8 +220,10 @@ class Executor:
         out = self.device.generate(params, tables, slots, _wanted(contexts))
         new, logps, made, *likeliest = jax.device_get(out)
         return [
-            _sampled(context, *(x[b, : made[b]] for x in (new, logps, *likeliest)))
-            for b, context in enumerate(contexts)
+            _sampled(
+                context, new[b, :n].tolist(), logps[b, :n].tolist(), *(x[b, :n] for x in likeliest)
+            )
+            for b, (context, n) in enumerate(zip(contexts, made.tolist(), strict=False))
         ]
 
     def _count(self, shape: Shape) -> None:
@@ -241,9 +241,9 @@ def _likeliest(settings: EngineSettings, wanted: int = 0) -> dict[str, Any]:
 
 
 def _sampled(
-    context: Context, new: np.ndarray, logps: np.ndarray, *likeliest: np.ndarray
+    context: Context, new: list[int], logps: list[float], *likeliest: np.ndarray
 ) -> Sampled:
-    wanted, new, logps = context.sampling.top_logprobs, new.tolist(), logps.tolist()
+    wanted = context.sampling.top_logprobs
     if not all(map(math.isfinite, logps)):
         raise FloatingPointError(
             "a sampled token's logprob is not finite: the weights or the logits they give are "
@@ -305,7 +305,8 @@ def arguments_of(
     if isinstance(shape, TailRow):
         nothing = SamplingParams(0.0, 1.0, 1, (), 0)
         nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, NO_TOKENS, pages=(0,))
-        row, _ = layout.tail_row(settings, [nobody], [0], shape.tokens)
+        plan = tail_rows.row_plan(settings, [nobody], [0], shape.tokens, [0])
+        row = tail_rows.tail_row(settings, plan, [nobody])
         return launches.start_tails, (*before, masks.abstract(settings, mesh, row))
     tables = layout.decode_tables(settings, [], shape)
     slots = masks.abstract(settings, mesh, layout.slot_arrays(settings, [], shape.slots))

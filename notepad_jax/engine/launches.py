@@ -84,7 +84,7 @@ class PrefixArrays:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TailArrays:
-    """A packed row of tails to prefill behind one cached prefix (`layout.tail_row`)."""
+    """A packed row of tails to prefill behind one cached prefix (`tail_rows.tail_row`)."""
 
     table: Any  # int32 [1, P] pages of the prefix
     length: Any  # int32 [1] tokens of the prefix

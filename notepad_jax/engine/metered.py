@@ -1,13 +1,15 @@
-"""An executor that counts tokens, turns and seconds, for progress displays.
+"""The counts of an engine: what a service adds up, and an executor that tells a display.
 
 `Metered` wraps an executor, as `replay` does, and changes nothing of its arguments or results.
 Launches that read prefixes are not waited for, so what they read is told with the next launch that
 is: at most once a launch the callback is called, with three numbers that the host has anyway.
-Above: the programs, which give it a screen's `work`; below: executor.
+Above: service, which keeps `EngineStats`, and the programs, which give a screen's `work`; below:
+executor.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +17,23 @@ from typing import Any
 from notepad_jax.engine.executor import Executes, Sampled
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
+
+
+@dataclasses.dataclass
+class EngineStats:
+    """Counts since the last `take_stats`; tokens and seconds."""
+
+    prefix_tokens: int = 0  # prefilled as shared prefixes
+    prefix_tokens_saved: int = 0  # shared prompt tokens that were already cached
+    tail_tokens: int = 0  # of private tails: prefilled, or one decoded; drafts not counted
+    draft_tokens: int = 0  # completion tokens that came from verified drafts
+    decode_tokens: int = 0  # completion tokens that were decoded one by one
+    pairs: int = 0  # (query, key) pairs of attention, in prefixes and in turns that ended
+    turns: int = 0
+    rounds: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
 
 # Tokens that were read and written, turns that ended, and the seconds that this took.
 Told = Callable[[int, int, float], None]

@@ -91,8 +91,8 @@ class Context:
     @property
     def pairs(self) -> int:
         """(query, key) pairs that attention met in the tail and in what was sampled."""
-        before = self.prefix.length if self.prefix is not None else 0
-        return packing.triangle(self.position) - packing.triangle(before)
+        own = len(self.tail) + self.made - 1
+        return own * (self.position - own) + packing.triangle(own)
 
     @property
     def remaining(self) -> int:
@@ -161,7 +161,8 @@ class Scheduler:
                 + (f", or engine.pages to {need} to share the rest" if need else "")
             )
         # Draft and read-ahead are hints: what of them does not fit is left out.
-        likely = prompt.draft[: min(room, sampling.max_new_tokens)]
+        likely, most = prompt.draft, min(room, sampling.max_new_tokens)
+        likely = likely if len(likely) <= most else likely[:most]
         if sampling.scored and not 0 < len(likely) == len(prompt.draft) == sampling.max_new_tokens:
             raise PromptTooLong(
                 f"{len(prompt.draft)} tokens are to be scored, max_new_tokens is "

@@ -19,15 +19,15 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from notepad_jax import packing
 from notepad_jax.engine.executor import Executes, Sampled
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
-from notepad_jax.engine.stats import EngineStats
 from notepad_jax.types import (
     CompleterFailed,
     Completion,
@@ -45,7 +45,7 @@ class _Ticket:
 
     context: Context
     done: asyncio.Future  # of nothing; what was sampled is in the context
-    more: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    tell: Callable[[], None] = lambda: None  # wakes who streams the turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,12 +145,8 @@ class EngineService:
         finally:
             self._withdraw(ticket)
         context = ticket.context
-        return Completion(
-            tokens(context.tokens),
-            np.asarray(context.logprobs, np.float32),
-            context.finish,
-            context.version,
-        )
+        logprobs = np.array(context.logprobs, np.float32)
+        return Completion(tokens(context.tokens), logprobs, context.finish, context.version)
 
     async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
         """Yields a completion's tokens as they are made; together they are `complete`'s.
@@ -159,11 +155,12 @@ class EngineService:
         slot and pages. Raises as `complete` does.
         """
         ticket, given = self._submit(prompt, sampling), 0
-        context = ticket.context
+        context, more = ticket.context, asyncio.Event()
+        ticket.tell = more.set
         try:
             while True:
-                await ticket.more.wait()
-                ticket.more.clear()
+                await more.wait()
+                more.clear()
                 ended = ticket.done.done()
                 if ended:
                     ticket.done.result()
@@ -282,7 +279,7 @@ class EngineService:
                 future.set_exception(self._failed())
                 future.exception()  # seen: one whose waiter is gone says nothing at exit
         for ticket in self._tickets.values():
-            ticket.more.set()
+            ticket.tell()
         self._params.clear()
 
     def _change_versions(self) -> None:
@@ -317,7 +314,7 @@ class EngineService:
             contexts = [c for c in self.scheduler.running if c.version == version]
             self._record(contexts, self._executor.decode(self._params[version], contexts))
         for context in self.scheduler.running:
-            self._tickets[context].more.set()
+            self._tickets[context].tell()
         self.stats.prefill_seconds += started - begin
         self.stats.decode_seconds += time.perf_counter() - started
 
@@ -347,4 +344,4 @@ class EngineService:
                 self.stats.pairs += context.pairs
                 if not ticket.done.done():  # cancelled, and not yet withdrawn
                     ticket.done.set_result(None)
-                ticket.more.set()
+                ticket.tell()

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent, turn_credit
 from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
+from notepad_jax.reading.sampling import hashed_seed
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
 from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
@@ -134,7 +135,7 @@ async def measure(
 
     def turned() -> None:
         nonlocal now
-        now = dataclasses.replace(now, turns=now.turns + 1)
+        now = EvalProgress(now.turns + 1, now.done, now.total, now.correct, now.ended)
         on_progress(now)
 
     def watch(index: int) -> _Course:
@@ -167,9 +168,7 @@ async def measure(
 
 
 def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
-    own = memory_agent.hashed_seed(
-        "eval", seed, item.method, item.length, item.task.id, item.repeat
-    )
+    own = hashed_seed("eval", seed, item.method, item.length, item.task.id, item.repeat)
     if item.method == methods.NOTEPAD:
         return Job(item.task, own, max_answer=item.max_answer, length=item.length)
     if excerpts is None:

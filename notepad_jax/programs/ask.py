@@ -19,8 +19,8 @@ from notepad_jax.programs.ask_progress import Aloud, Progress, Telling
 from notepad_jax.programs.file_document import CannotRead, FileDocument
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent, rounds
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
 from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.screen import Screen

@@ -26,7 +26,7 @@ from notepad_jax.eval.measure import EvalProgress, Judge, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.turns import Turns
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread

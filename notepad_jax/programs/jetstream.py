@@ -22,7 +22,7 @@ from typing import Any
 from notepad_jax import keys, waiting
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import access, serve
-from notepad_jax.reading.memory_agent import hashed_seed
+from notepad_jax.reading.sampling import hashed_seed
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.setup import builders, stopping
 from notepad_jax.setup.config.whole import Config

@@ -19,8 +19,8 @@ from notepad_jax.programs.file_document import CannotRead
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import first_failure
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.types import Completer, Document, Tokens, Turn, TurnKind
 

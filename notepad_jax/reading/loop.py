@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any, Protocol, TypeVar
 
 from notepad_jax.reading import answer, memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.shares import Homes, whole_documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
@@ -179,11 +179,12 @@ async def _follow(
     alone: threading.Lock,
 ) -> ReadingEnd:  # fmt: skip
     read = _Read()
-    course = _turns(job, chunks, read, reader, completer)
+    course: AsyncIterator[tuple[Turn, memory_agent.State]] | None = None
     turn: Turn | None = None
     sizes: list[int] = []
     while True:
         try:
+            course = course or _turns(job, chunks, read, reader, completer)
             turn, state = await anext(course)
             if turn.completion.finish is Finish.CANCELLED:
                 raise Cancelled("the completion was cancelled")
@@ -207,7 +208,7 @@ class Cancelled(RuntimeError):
     """A completion was cancelled by the completer's side, not by the reading."""
 
 
-async def _turns(
+def _turns(
     job: Job, chunks: Chunks, read: _Read, reader: Reader, completer: Completer
 ) -> AsyncIterator[tuple[Turn, memory_agent.State]]:
     rules, template = reader.rules, reader.template
@@ -218,18 +219,15 @@ async def _turns(
     if job.again is not None:
         old = job.again
         state = MemoryState(question, (), old.memory, old.turn.chunk)
-        course = memory_agent.rewrite(
+        return memory_agent.rewrite(
             completer, template, rules, state, old.turn, sampling, old.probed
         )
-    else:
-        state = memory_agent.start(question, chunks)
-        if job.shown is not None:
-            excerpt = job.shown()
-            read.tokens = len(excerpt)
-            state = answer.start(template.direct_prompt(question, excerpt))
-        course = memory_agent.read(completer, template, rules, state, sampling)
-    async for turn, after in course:
-        yield turn, after
+    state = memory_agent.start(question, chunks)
+    if job.shown is not None:
+        excerpt = job.shown()
+        read.tokens = len(excerpt)
+        state = answer.start(template.direct_prompt(question, excerpt))
+    return memory_agent.read(completer, template, rules, state, sampling)
 
 
 @dataclasses.dataclass

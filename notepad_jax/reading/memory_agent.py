@@ -16,7 +16,6 @@ import asyncio
 import collections
 import dataclasses
 import functools
-import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from notepad_jax.reading import answer, rounds
 from notepad_jax.reading.answer import AnswerState
 from notepad_jax.reading.rounds import chunk_or_none
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -35,7 +35,6 @@ from notepad_jax.types import (
     Finish,
     MemoryState,
     Prompt,
-    SamplingParams,
     Task,
     Tokens,
     Turn,
@@ -46,36 +45,6 @@ from notepad_jax.types import (
 State = MemoryState | AnswerState  # a reading in progress
 
 ABREAST = 256  # turns of a parallel reading that are under way at once
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnSampling:
-    """How the turns of one reading are sampled; each turn draws noise of its own."""
-
-    temperature: float
-    top_p: float
-    stop_ids: tuple[int, ...]
-    seed: int  # of the reading; see `turn_seed`
-
-    def params(
-        self, rules: Rules, kind: TurnKind, turn_index: int, begun: int = 0
-    ) -> SamplingParams:
-        """Returns the sampling of one turn; `begun` tokens of its reply stand in its prompt."""
-        limit = rules.max_memory if kind is TurnKind.UPDATE else rules.max_answer - begun
-        seed = turn_seed(self.seed, turn_index)
-        return SamplingParams(self.temperature, self.top_p, limit, self.stop_ids, seed)
-
-
-def hashed_seed(*parts: int | str) -> int:
-    """Returns a seed in [0, 2**63) that no other sequence of parts has (blake2b, 63 bits)."""
-    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def turn_seed(base_seed: int, turn_index: int) -> int:
-    """Returns the seed of one turn of a reading; two turns never share noise."""
-    return hashed_seed("turn", int(base_seed), int(turn_index))
 
 
 def encode_question(tokenizer: Tokenizer, question: str, max_question: int) -> Tokens:
@@ -102,8 +71,13 @@ def start(question_tokens: Tokens, chunks: Chunks) -> MemoryState:
     return MemoryState(tokens(question_tokens), chunks, NO_TOKENS, 0)
 
 
-def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Prompt]:
-    """Returns the next turn's kind and prompt: ANSWER once the chunks are exhausted."""
+def prompt(
+    rules: Rules, template: Template, state: State, like: Prompt | None = None
+) -> tuple[TurnKind, Prompt]:
+    """Returns the next turn's kind and prompt: ANSWER once the chunks are exhausted.
+
+    `like` is an update turn's prompt of the same reading and the same memory, if there was one.
+    """
     if isinstance(state, AnswerState):
         return TurnKind.ANSWER, answer.prompt(state)
     chunk = chunk_or_none(state.chunks, state.next_chunk)
@@ -116,7 +90,7 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
     return TurnKind.UPDATE, template.update_prompt(
         state.question_tokens, chunk, state.memory_tokens,
         ahead=functools.partial(_ahead, rules, template, state.question_tokens, following),
-        keeps=rules.keeps,
+        keeps=rules.keeps, like=like,
     )  # fmt: skip
 
 
@@ -153,8 +127,7 @@ def action(rules: Rules, template: Template, level: int, said: Tokens) -> Action
 
 
 def _same(one: Tokens, other: Tokens) -> bool:
-    # Of a memory and a marker the lengths nearly always differ; `np.array_equal` takes 2 us.
-    return len(one) == len(other) and bool((one == other).all())
+    return one.tobytes() == other.tobytes()  # of one dtype; `np.array_equal` takes 2 us
 
 
 def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) -> MemoryState:
@@ -176,8 +149,10 @@ def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) ->
         else:
             memory = said
     same = _stood_still(rules, state, memory)
-    state = dataclasses.replace(
-        state, memory_tokens=memory, next_chunk=state.next_chunk + 1, heads=heads, same=same
+    if _same(memory, state.memory_tokens):
+        memory = state.memory_tokens  # the same array: what is made of it is found by it
+    state = MemoryState(
+        state.question_tokens, state.chunks, memory, state.next_chunk + 1, heads, state.round, same
     )
     if did is Action.EXIT or same and same == rules.exit_after:
         return rounds.ended(state)
@@ -240,8 +215,15 @@ async def read(
     does.
     """
 
+    memory, like = NO_TOKENS, None  # that the last update turn showed, and its prompt
+
     async def make(state: State) -> Turn:
-        kind, asked = prompt(rules, template, state)
+        nonlocal memory, like
+        kind, asked = prompt(
+            rules, template, state, like if state.memory_tokens is memory else None
+        )
+        if kind is TurnKind.UPDATE:
+            memory, like = state.memory_tokens, asked
         params = sampling.params(rules, kind, _number(state), asked.begun)
         aloud = kind is TurnKind.ANSWER and answering is not None
         completion = await (answering if aloud else completer).complete(asked, params)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
+from notepad_jax.reading.sampling import hashed_seed
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.types import (
@@ -52,9 +52,7 @@ class Failed:
 
 def trajectory_seed(run_seed: int, ordinal: int, question: int, sample: int) -> int:
     """Returns the base seed of one reading (63 bits, blake2b): none is used twice in a run."""
-    return memory_agent.hashed_seed(
-        "trajectory", int(run_seed), int(ordinal), int(question), int(sample)
-    )
+    return hashed_seed("trajectory", int(run_seed), int(ordinal), int(question), int(sample))
 
 
 async def collect(

@@ -26,7 +26,7 @@ import numpy as np
 from notepad_jax.keys import SHARE, UNSIGNED, key, whole
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Again, Job, Reader, ReadingEnd, read_all
-from notepad_jax.reading.memory_agent import hashed_seed
+from notepad_jax.reading.sampling import hashed_seed
 from notepad_jax.rollout import collector, rewards
 from notepad_jax.rollout.ledger import Place
 from notepad_jax.rollout.rewards import Scoring

@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 import configs
-from notepad_jax import functions, keys
+from notepad_jax import functions, keys, starter
 from notepad_jax.near import meant
 from notepad_jax.setup.config.whole import Config, Starter, Suites, Training
-from notepad_jax.starter import shipped
 
 Read = TypeVar("Read", Training, Suites, Starter)
 
@@ -256,7 +255,7 @@ def _overridden(kind: type[Read], values: dict[str, Any], overrides: Sequence[st
         values |= said  # ... and does not outdo what was
     config = _read(kind, _nested(values))
     if isinstance(config.policy, str):
-        config = keys.changed(config, {"policy": shipped.found(config.policy)})
+        config = keys.changed(config, {"policy": starter.found(config.policy)})
     return config
 
 

@@ -23,13 +23,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from notepad_jax import starter
 from notepad_jax.checkpoint import best, commit, restore, steps
 from notepad_jax.checkpoint.hf import adapters, hub, huggingface
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
 from notepad_jax.model.lora import Lora
 from notepad_jax.setup import habits
-from notepad_jax.starter import shipped
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.text import chat
 
@@ -58,7 +58,7 @@ def resolved(
     `say` is told, in a line each, of damaged steps that are passed over. Raises ValueError, in
     one line, for what is not there, is no policy, or is damaged.
     """
-    name = shipped.found(os.path.expanduser(name))
+    name = starter.found(os.path.expanduser(name))
     if not name:
         raise ValueError("no policy is named; give a run (runs/NAME) or a Hugging Face folder")
     if "://" in name:

@@ -118,6 +118,10 @@ class Template:
     def _update_tail(self) -> tuple[Segment, ...]:
         return self.update[_update_cut(self.update) :]
 
+    @functools.cached_property
+    def _shares_chunks(self) -> bool:
+        return any(isinstance(part, str) and part == "chunk" for part in self._update_shared)
+
     @property
     def shares_questions(self) -> bool:
         """Whether all questions about a document share its chunks: the question follows them."""
@@ -135,21 +139,22 @@ class Template:
         memory: Tokens,
         ahead: Callable[[], Tokens] = lambda: NO_TOKENS,
         keeps: bool = False,
+        like: Prompt | None = None,
     ) -> Prompt:
         """Returns the prompt of an update turn; its draft is what leaves the memory as it is.
 
         The old memory plus stop, or, where the policy `keeps` it by a marker, the marker plus
-        stop.
+        stop. `like` is one of another chunk, all else being the same: tail and draft are its own
+        arrays, by which an engine knows them again.
         """
         shown = self.shown_memory(memory)
-        same = self.keep if keeps and len(self.keep) else shown
         values = {"question": question, "chunk": chunk, "memory": shown}
-        return Prompt(
-            shared=_fill(self._update_shared, values),
-            tail=_fill(self._update_tail, values),
-            draft=_whole([same, self._stop]),
-            ahead=ahead,
-        )
+        shared = _fill(self._update_shared, values)
+        if like is not None and self._shares_chunks:
+            return Prompt(shared, like.tail, like.draft, ahead)
+        same = self.keep if keeps and len(self.keep) else shown
+        tail, draft = _fill(self._update_tail, values), _whole([same, self._stop])
+        return Prompt(shared, tail, draft, ahead)
 
     def update_shared(self, question: Tokens, chunk: Tokens) -> Tokens:
         """Returns the shared part of an update turn's prompt, known before its memory is."""

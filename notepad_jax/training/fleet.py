@@ -24,7 +24,7 @@ from notepad_jax.checkpoint import bucket
 from notepad_jax.checkpoint.fence import Life
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.objects import Objects
-from notepad_jax.engine.stats import EngineStats
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.parallel import hosts
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.ledger import Ledger

@@ -20,7 +20,7 @@ from typing import Any
 
 from notepad_jax.checkpoint.fence import Life
 from notepad_jax.checkpoint.objects import Objects, sealed, unsealed
-from notepad_jax.engine.stats import EngineStats
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.parallel import hosts
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Bundle, Choice, Plan

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.trace import Trace
 from notepad_jax.rollout import imitation, overlong, rewards
 from notepad_jax.rollout.dynamic_sampling import Wanted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from notepad_jax.engine.stats import EngineStats
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.model import flops
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import hosts

@@ -32,7 +32,7 @@ from notepad_jax.eval.measure import EvalProgress, Item, Judge, Result, check, m
 from notepad_jax.parallel import hosts
 from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.setup import eval_jobs, task_stream

@@ -9,8 +9,8 @@ import tiny
 
 from notepad_jax.engine.service import EngineService
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import PolicySnapshot, TurnKind, tokens
 

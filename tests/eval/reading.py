@@ -5,7 +5,7 @@ import asyncio
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import Excerpts
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.types import Task, TextDocument
 from tests import fakes
 

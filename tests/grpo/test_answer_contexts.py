@@ -13,8 +13,8 @@ from notepad_jax.grpo import forward, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.model import attention, policy
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import (
     Finish,

@@ -21,7 +21,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import ask, ask_progress, subjects
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import TurnKind

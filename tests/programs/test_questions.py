@@ -13,7 +13,7 @@ from notepad_jax.programs import questions, subjects
 from notepad_jax.programs.file_document import CannotRead
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.trace import Trace
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen

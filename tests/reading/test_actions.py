@@ -8,6 +8,7 @@ import pytest
 
 from notepad_jax.reading import memory_agent, rounds
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Action, TurnKind, tokens
 from tests.reading.test_rounds import KEEP, TEMPLATE, began, document, note_taker, places
@@ -37,7 +38,7 @@ def acting(told=(), ended=()):
 def read(completer, rules, chunks=CHUNKS):
     async def run():
         reading = memory_agent.read(
-            completer, ACTIONS, rules, began(chunks), memory_agent.TurnSampling(1.0, 1.0, (2,), 7)
+            completer, ACTIONS, rules, began(chunks), TurnSampling(1.0, 1.0, (2,), 7)
         )
         return [pair async for pair in reading]
 

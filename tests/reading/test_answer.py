@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax.reading import answer, memory_agent
 from notepad_jax.reading.loop import Job, Reader, read_all
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling, turn_seed
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import (
     NO_TOKENS,
@@ -72,7 +72,7 @@ def test_an_answer_by_hand():
     limits = [sampling.max_new_tokens for _, sampling in completer.calls]
     assert limits == [6, 6, 4, 2, 2] and CHUNKED.longest_answer == 4 + 2 + 2
     seeds = [sampling.seed for _, sampling in completer.calls]
-    assert seeds == [memory_agent.turn_seed(7, number) for number in range(5)]
+    assert seeds == [turn_seed(7, number) for number in range(5)]
     # Contexts begin with one prefix, with room behind it; no other hint is worth anything.
     assert all(np.array_equal(t.prompt.shared, asked[:-1]) for t in contexts)
     assert len(pairs[1][0].prompt.ahead()) == 0 < len(update.prompt.ahead())
@@ -102,7 +102,7 @@ def test_one_context_is_the_turn_that_it_was():
         assert np.array_equal(getattr(asked, name), getattr(wanted, name))
     assert len(asked.ahead()) == len(wanted.ahead()) == 0
     assert asked.begun == 0 and sampling.max_new_tokens == 4
-    assert sampling.seed == memory_agent.turn_seed(7, 2) and turn.completion.tokens.tolist() == [
+    assert sampling.seed == turn_seed(7, 2) and turn.completion.tokens.tolist() == [
         400, 401, 402, 403]  # fmt: skip
     assert np.array_equal(pairs[1][0].prompt.ahead(), fakes.template().answer_shared())
 
@@ -120,7 +120,7 @@ def test_a_reading_goes_on_at_every_turn_as_if_it_had_never_stopped():
             assert np.array_equal(mine.completion.tokens, theirs.completion.tokens)
             assert np.array_equal(*map(memory_agent.answered, (after, wanted)))
         seeds = [sampling.seed for _, sampling in completer.calls]
-        assert seeds == [memory_agent.turn_seed(7, n) for n in range(stopped + 1, len(whole))]
+        assert seeds == [turn_seed(7, n) for n in range(stopped + 1, len(whole))]
 
 
 def test_memories_can_be_played_again_over_the_contexts_of_an_answer():

@@ -11,6 +11,7 @@ from notepad_jax.reading import endpoint, memory_agent
 from notepad_jax.reading.connection import EndpointProblem
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Finish, Prompt, SamplingParams, TextDocument, TurnKind, tokens
@@ -213,7 +214,7 @@ def test_the_memory_agent_reads_a_document_through_an_endpoint():
     text = filler * 20 + "Ann lives in Oslo. " + filler * 30 + "Ann moved to Bergen. " + filler * 9
     template = Template.load("chunk_first", TOKENIZER, bare_turn(TOKENIZER))
     rules = Rules(64, 70, 40, 40, "overwrite")
-    sampling = memory_agent.TurnSampling(0.0, 1.0, template.stop_ids, seed=1)
+    sampling = TurnSampling(0.0, 1.0, template.stop_ids, seed=1)
     state = memory_agent.start(
         TOKENIZER.encode("Where does Ann live?"),
         ChunkedDocument(TOKENIZER, TextDocument(text), rules.chunk_size),

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from notepad_jax.reading.loop import Job, Reader, read_all
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import (
     CompleterFailed,

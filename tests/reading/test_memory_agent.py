@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling, turn_seed
+from notepad_jax.reading.sampling import TurnSampling, hashed_seed, turn_seed
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import Finish, TextDocument, Tokens, TurnKind, tokens
 
@@ -135,6 +135,21 @@ def test_no_two_turns_share_noise():
     assert len(set(seeds)) == len(seeds) == 11
     grid = {turn_seed(base, turn) for base in range(100) for turn in range(100)}
     assert len(grid) == 10_000 and all(0 <= seed < 2**63 for seed in grid)
+
+
+def test_a_turns_seed_is_a_hash_of_what_it_is_for():
+    for base, turn in ((0, 0), (7, 12), (2**63 - 1, 10**6), (np.int64(5), np.int32(3))):
+        assert turn_seed(base, turn) == hashed_seed("turn", int(base), int(turn))
+    assert turn_seed(7, 3) == 5832211181138270186  # as it was when runs were first written down
+
+
+def test_while_a_memory_stands_still_its_prompts_have_the_same_arrays():
+    pairs = turns_of(fakes.first_of_chunk(), memory_agent.start(QUESTION, (tokens([300]),) * 4))
+    prompts = [turn.prompt for turn, _ in pairs]
+    assert prompts[0].tail is not prompts[1].tail
+    assert prompts[1].tail is prompts[2].tail is prompts[3].tail
+    assert prompts[1].draft is prompts[2].draft
+    assert pairs[0][1].memory_tokens is pairs[3][1].memory_tokens
 
 
 def test_a_reading_goes_on_where_it_stood():

@@ -8,6 +8,7 @@ import pytest
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_rules import OwnRule, RuleFailed
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.types import tokens
 from tests import fakes
 
@@ -59,7 +60,7 @@ def test_the_agent_goes_by_it_in_a_reading_and_when_that_is_played_again():
     state = memory_agent.start(tokenizer.encode("who ?"), [tokenizer.encode("ann")] * 2)
     turns = []
     for word in ("red", "blue"):
-        sampling = memory_agent.TurnSampling(0.0, 1.0, template.stop_ids, 0)
+        sampling = TurnSampling(0.0, 1.0, template.stop_ids, 0)
         kind, prompt = memory_agent.prompt(rules, template, state)
         said = fakes.completion(
             [*tokenizer.encode(word), stop], sampling.params(rules, kind, state.next_chunk)

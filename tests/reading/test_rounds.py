@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from notepad_jax.reading import memory_agent, rounds
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.types import CompleterFailed, Finish, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from notepad_jax.reading import memory_agent, rounds
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.turns import Source, Sources
 from notepad_jax.types import Finish, TurnKind, tokens
 

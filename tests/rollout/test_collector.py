@@ -12,7 +12,7 @@ import pytest
 
 from notepad_jax import functions
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.collector import collect, trajectory_seed
 from notepad_jax.scoring.own import RewardFailed

@@ -9,7 +9,7 @@ import pytest
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.reading.trace import MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.rollout import imitation, rewards
 from notepad_jax.rollout.dynamic_sampling import Wanted, collect_informative

@@ -17,7 +17,7 @@ import fakes
 import httpx2
 import numpy as np
 
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.serve.app import App
 from notepad_jax.serve.browser.renderers import Renderers
 from notepad_jax.serve.completions.admission import RequestQueue

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.setup import configuration
 from notepad_jax.starter import rounds_lessons, synthetic, vocabulary
 from notepad_jax.starter.habits import Habits

@@ -71,6 +71,19 @@ def test_orders_of_the_shipped_templates():
     assert where(prompt.tokens, MEMORY) == len(prompt.shared) < where(prompt.tokens, CHUNK)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("memory", [MEMORY, tokens()])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_prompt_like_another_has_what_it_would_have_alone(name, memory, keeps):
+    template, other = fakes.template(name), tokens([340, 341])
+    like = template.update_prompt(QUESTION, CHUNK, memory, keeps=keeps)
+    alone = template.update_prompt(QUESTION, other, memory, keeps=keeps)
+    found = template.update_prompt(QUESTION, other, memory, keeps=keeps, like=like)
+    for part in ("shared", "tail", "draft"):
+        assert getattr(found, part).tolist() == getattr(alone, part).tolist()
+    assert (found.tail is like.tail) == (name != "memory_first")  # whose tail shows the chunk
+
+
 def test_chunk_before_memory_before_question_is_cut_at_the_memory(tmp_path):
     path = write(
         tmp_path,

@@ -19,8 +19,8 @@ import pytest
 from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.engine import journal
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.engine.replay import Given, Replays
-from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Plan
 from notepad_jax.setup import configuration, stopping

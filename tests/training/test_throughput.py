@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from notepad_jax.engine.stats import EngineStats
+from notepad_jax.engine.metered import EngineStats
 from notepad_jax.model import flops
 from notepad_jax.planner.peak import Peak
 from notepad_jax.telemetry.metrics import TIMINGS, read_metrics

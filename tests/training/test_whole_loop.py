@@ -27,8 +27,8 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import algorithm
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.rollout import dynamic_sampling, local, rewards
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import stopping

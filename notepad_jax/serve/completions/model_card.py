@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.serve.completions.conversations import Conversations
 from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
 from notepad_jax.text.prompts import Template

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from notepad_jax.reading.memory_agent import hashed_seed
+from notepad_jax.reading.sampling import hashed_seed
 from notepad_jax.serve.completions.messages import Message, messages
 from notepad_jax.serve.http.bodies import Body, check_names, flag, text, whole
 from notepad_jax.serve.http.errors import bad, plain, shown

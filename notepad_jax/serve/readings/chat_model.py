@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import State, TurnSampling
+from notepad_jax.reading.memory_agent import State
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.serve.completions.choices import REASONS, Delta, choice, completed, told
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.model_card import Served

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import State, TurnSampling, hashed_seed
+from notepad_jax.reading.memory_agent import State
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sampling import TurnSampling, hashed_seed
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.completions.choices import REASONS
 from notepad_jax.serve.completions.model_card import Served
