@@ -94,7 +94,8 @@ class RowPlan:
 class RowPlans:
     """Plans the rows of turns behind one prefix; where a group has the same arrays, once.
 
-    Readings whose memories stand still bring the same tails and drafts, turn after turn.
+    Readings whose memories stand still bring the same tails and drafts, turn after turn. Token
+    ids are read-only (`types.tokens`).
     """
 
     KEPT = 64  # groups: more than an engine usually has side by side
@@ -106,13 +107,9 @@ class RowPlans:
 
     def of(self, contexts: Sequence[Context]) -> list[RowPlan]:
         """The rows of all `contexts` that bring more than one token (`decoded`)."""
-        key = (
-            _start(contexts[0]),
-            *[
-                (id(c.tail), id(c.draft), len(c.pages), c.shares, c.sampling.stop_ids)
-                for c in contexts
-            ],
-        )
+        key = _start(contexts[0]), *[
+            (id(c.tail), id(c.draft), len(c.pages), c.shares, c.sampling.stop_ids) for c in contexts
+        ]  # fmt: skip
         if (found := self._found.get(key)) is None:
             arrays = [array for c in contexts for array in (c.tail, c.draft)]
             found = self._found[key] = arrays, self._planned(contexts)

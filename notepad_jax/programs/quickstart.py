@@ -1,9 +1,10 @@
 """`notepad-jax quickstart`: measures, trains and measures again, at laptop scale, in one command.
 
 Measure the starter by length; teach it with GRPO on short documents, handing every new policy to
-the engine through an orbax checkpoint; measure again up to 3.5 million tokens; export to Hugging
-Face layout; print the table and where the report lies. The starter is a tiny network whose habits
-were spoilt on purpose: this shows that the machinery learns, not how good a language model gets.
+the engine through an orbax checkpoint; export it to Hugging Face layout; measure that again, up to
+3.5 million tokens; print the table and where the report lies. The starter is a tiny network whose
+habits were spoilt on purpose: this shows that the machinery learns, not how good a language model
+gets.
 Above: commands; below: train, evaluate, eval_jobs and report.quickstart_page.
 """
 
@@ -91,7 +92,8 @@ def _run(
         )
     words = train.check(config, folder, resume, step)  # before the first measurement
     decided.fitted(config, words, screen)
-    policy = builders.load_policy(config.policy, config.dtype, builders.to_read(config.engine))
+    where = builders.to_read(config.engine)
+    policy = builders.load_policy(config.policy, config.dtype, where)
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
         write_sealed(folder / CONFIG, keys.plain(config))
@@ -107,9 +109,12 @@ def _run(
     screen.phase(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
     timed(TRAINING, lambda: train.train(config, folder, screen, resume, step))
 
-    screen.phase("3/4  the trained policy")
-    # As any other reader of the run would have it: from storage.
-    last = builders.load_policy(folder, config.dtype, builders.to_read(config.engine), screen.warn)
+    screen.phase("3/4  the trained policy, exported")
+    # As others would load it. Its adapters are added in: a turn costs a tenth less without their
+    # products, and the engine's programs are those that read the starter.
+    exported = folder / "hf"
+    export.export_hf(folder, str(exported), screen, "float32", overwrite=True)
+    last = builders.load_policy(exported, config.dtype, where, screen.warn)
     trained = dataclasses.replace(policy, params=last.params)
     after, read = timed(
         "measuring after",
@@ -118,12 +123,11 @@ def _run(
         ),
     )
 
-    screen.phase("4/4  export and report")
-    export.export_hf(folder, str(folder / "hf"), screen, "float32", overwrite=True)
+    screen.phase("4/4  the report")
     outcome = QuickstartResult(
         folder=folder,
         report=folder / "report.html",
-        exported=folder / "hf",
+        exported=exported,
         before=summary.by_length(before),
         after=summary.by_length(after),
         examples=read,

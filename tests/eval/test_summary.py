@@ -51,10 +51,15 @@ def test_documents_make_an_interval_no_narrower(drawn):
 def test_a_summary_adds_up():
     planned = items(task("a", "red is"), task("b", "blue is"), length=2)
     planned += items(task("c", "red is ann of red"), length=5)
-    two, five = summary.by_length(read(planned, fakes.first_of_chunk()))
+    times = [(100.0, 3.0), (102.0, 4.0), (200.0, 1.0)]  # began, and took: the first two overlap
+    results = [
+        dataclasses.replace(result, began=began, seconds=took)
+        for result, (began, took) in zip(read(planned, fakes.first_of_chunk()), times, strict=True)
+    ]
+    two, five = summary.by_length(results)
     assert (two.length, two.n, two.accuracy.mean, two.turns, two.tokens) == (2, 2, 0.5, 4, 4)
     assert (five.length, five.n, five.turns, five.tokens) == (5, 1, 4, 5)
-    assert 0 < two.seconds < 60 and two.scores["em"].mean == 0.5
+    assert (two.seconds, five.seconds) == (6, 1) and two.scores["em"].mean == 0.5
     assert (two.method, two.source, two.recall, two.lost) == ("notepad", "all", None, {})
 
 

@@ -56,15 +56,16 @@ def test_every_number_that_a_run_writes_is_explained(outcome):
         assert [one for one in sorted(names) if not any(re.fullmatch(t, one) for t in told)] == []
 
 
-def test_what_is_exported_is_what_was_measured(outcome, tmp_path):
-    """The folder's weights read like the trained ones: same answers to the same questions."""
+def test_what_was_measured_is_the_export_and_reads_as_the_run_does(outcome, tmp_path):
+    """Adapters that are added in, and those that lie beside, answer the same questions alike."""
     config = configuration.load("quickstart", SMALL)
-    policy = builders.load_policy(outcome.exported)
-    again, _ = quickstart.measured(config, policy, ["512"], "again", tmp_path, SilentScreen())
     with Readings(outcome.folder / "readings/step_2", evaluate.identity(config)) as readings:
-        kept = [r for r in readings.all() if r.length == 512]
-    answers = [{(r.task_id, r.answer) for r in results} for results in (again, kept)]
-    assert answers[0] == answers[1] and len(answers[0]) == 6
+        kept = {(r.task_id, r.answer) for r in readings.all() if r.length == 512}
+    assert len(kept) == 6
+    for number, name in enumerate((outcome.exported, outcome.folder)):
+        policy, own = builders.load_policy(name), tmp_path / str(number)
+        again, _ = quickstart.measured(config, policy, ["512"], "again", own, SilentScreen())
+        assert {(r.task_id, r.answer) for r in again} == kept
     trained = huggingface.import_policy(outcome.exported)[1]
     starter = huggingface.import_policy(ROOT / "data" / "starter")[1]
     assert not np.array_equal(trained["embed"], starter["embed"])
