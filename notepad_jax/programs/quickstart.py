@@ -111,7 +111,7 @@ def _run(
 
     screen.phase("3/4  the trained policy, exported")
     # As others would load it. Its adapters are added in: a turn costs a tenth less without their
-    # products, and the engine's programs are those that read the starter.
+    # products beside the weights'.
     exported = folder / "hf"
     export.export_hf(folder, str(exported), screen, "float32", overwrite=True)
     last = builders.load_policy(exported, config.dtype, where, screen.warn)
