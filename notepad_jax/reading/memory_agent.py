@@ -148,9 +148,9 @@ def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) ->
             memory = rounds.joined(heads, template.between)
         else:
             memory = said
-    same = _stood_still(rules, state, memory)
     if _same(memory, state.memory_tokens):
         memory = state.memory_tokens  # the same array: what is made of it is found by it
+    same = _stood_still(rules, state, memory)
     state = MemoryState(
         state.question_tokens, state.chunks, memory, state.next_chunk + 1, heads, state.round, same
     )
@@ -161,7 +161,7 @@ def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) ->
 
 def _stood_still(rules: Rules, state: MemoryState, memory: Tokens) -> int:
     """Returns for how many turns the memory has been what it is now; 0 where it is not counted."""
-    counts = rules.exit_after and len(memory) and _same(memory, state.memory_tokens)
+    counts = rules.exit_after and len(memory) and memory is state.memory_tokens
     return state.same + 1 if counts else 0
 
 

@@ -119,14 +119,13 @@ class Template:
         return self.update[_update_cut(self.update) :]
 
     @functools.cached_property
-    def _shares_chunks(self) -> bool:
-        return any(isinstance(part, str) and part == "chunk" for part in self._update_shared)
+    def _shared_names(self) -> frozenset[str]:
+        return frozenset(part for part in self._update_shared if isinstance(part, str))
 
     @property
     def shares_questions(self) -> bool:
         """Whether all questions about a document share its chunks: the question follows them."""
-        shared = {part for part in self._update_shared if isinstance(part, str)}
-        return shared == {"chunk"}
+        return self._shared_names == {"chunk"}
 
     def shown_memory(self, memory: Tokens) -> Tokens:
         """Returns the memory as a prompt shows it: the marker where nothing was written."""
@@ -150,7 +149,7 @@ class Template:
         shown = self.shown_memory(memory)
         values = {"question": question, "chunk": chunk, "memory": shown}
         shared = _fill(self._update_shared, values)
-        if like is not None and self._shares_chunks:
+        if like is not None and "chunk" in self._shared_names:
             return Prompt(shared, like.tail, like.draft, ahead)
         same = self.keep if keeps and len(self.keep) else shown
         tail, draft = _fill(self._update_tail, values), _whole([same, self._stop])
