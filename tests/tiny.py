@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from notepad_jax.engine.apart import Apart
 from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, parameters, policy
@@ -47,7 +48,8 @@ def multiplied_out(params):
 def executor(
     settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG, mesh=None
 ) -> Executor:
-    return Executor(settings, Device(config, settings, mesh))
+    there = None if mesh is None else Apart(config, mesh)
+    return Executor(settings, Device(config, settings, there))
 
 
 def sampling(seed: int, temperature: float = 1.0, length: int = 12) -> SamplingParams:

@@ -99,14 +99,14 @@ class Launches(Protocol):
 class Device:
     """The paged KV cache on an engine's devices, and the launches that read and write it."""
 
-    def __init__(self, config: PolicyConfig, settings: EngineSettings, mesh: Mesh | None = None):
-        """On `mesh`, or this process's first device. ValueError for a mesh with several rows."""
+    def __init__(self, config: PolicyConfig, settings: EngineSettings, there: Apart | None = None):
+        """On the mesh of `there`, else this process's first device; ValueError for several rows."""
         import_lowering()  # its launches may be lowered in a thread
         self.config, self.settings = config, settings
-        self.mesh = meshes.one() if mesh is None else mesh
+        self._apart = there or Apart(config, meshes.one())
+        self.mesh = self._apart.mesh
         self.pages: Pages | None = self._empty()
         self._masks = masks.Placed(settings, self.mesh)
-        self._apart = Apart(config, self.mesh)
 
     def rest(self) -> None:
         """Frees the KV cache until the next launch; what it held is lost."""

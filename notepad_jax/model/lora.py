@@ -6,11 +6,11 @@ an adapted policy into what is frozen and what is trained; joined (`parameters.j
 one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), in the
 update and in the engine: a base in bfloat16 or int8 has no room for a small delta, and rounds it
 away. So gradients, optimizer state, checkpoints and hand-offs are of the adapters' size.
-`lora_merge` adds them up, in float32, for runs that train all weights on from there. A tree
-without adapters passes through unchanged, so no other module needs to know if there are any. A tree
-that has some already (`adapted`: a policy that was read with them) says by itself which they are
-(`of`), and `partition` goes on with them. An engine may have those of `several` policies beside
-one base, and every token chooses (`chosen`).
+`lora_merge` adds them up, in float32, for runs that train all weights on from there and for engines
+that lose nothing by it. A tree without adapters passes through unchanged, so no other module needs
+to know if there are any. A tree that has some already (`adapted`: a policy that was read with them)
+says by itself which they are (`of`), and `partition` goes on with them. An engine may have those of
+`several` policies beside one base, and every token chooses (`chosen`).
 """
 
 from __future__ import annotations
@@ -209,7 +209,12 @@ def chosen(params: Params, whose_BT: Array) -> Params:
 
     Shapes [1, T], [B, 1] and [B, T] will do. A policy that is alone stays as it is.
     """
-    return {**params, CHOSEN: whose_BT} if _WHOSE in params["layers"] else params
+    return {**params, CHOSEN: whose_BT} if of_several(params) else params
+
+
+def of_several(params: Params) -> bool:
+    """Whether a policy's adapters are those of `several`."""
+    return _WHOSE in params["layers"]
 
 
 def _scale(config: PolicyConfig, lora: Lora, base: Params) -> Array:

@@ -1,4 +1,7 @@
-"""LoRA merging: adapters added into the matrices that they lie beside."""
+"""LoRA merging: adapters added into the matrices that they lie beside.
+
+For runs that train all weights on from there, for exports, and for engines that compute in float32.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from notepad_jax.model.lora import SCALE, beside, factors, frozen, plain
-from notepad_jax.model.matrices import Adapted
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.lora import SCALE, beside, factors, frozen, of_several, plain
+from notepad_jax.model.matrices import Adapted, Quantized
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import place
 
@@ -31,6 +35,22 @@ def in_place(params: Params) -> Params:
         return params
     where = jax.tree.map(lambda x: x.sharding, plain(params))
     return place.commit(merged(params), where)
+
+
+def exact(config: PolicyConfig, params: Params) -> dict[str, Adapted]:
+    """Returns the adapted matrices of a policy, arrays or abstract, if `merged` loses nothing.
+
+    In float32 the sum rounds as the products would. A base in bfloat16 or int8, or one that is
+    cast to bfloat16, swallows what adapters add, and those of several policies stay for tokens to
+    choose: then there are none.
+    """
+    if SCALE not in params["layers"] or of_several(params) or config.dtype != "float32":
+        return {}
+    layers = beside(params["layers"])
+    found = {name: leaf for name, leaf in layers.items() if isinstance(leaf, Adapted)}
+    bases = [leaf.matrix for leaf in found.values()]
+    whole = all(not isinstance(x, Quantized) and x.dtype == jnp.float32 for x in bases)
+    return found if whole else {}
 
 
 @jax.jit

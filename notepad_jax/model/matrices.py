@@ -36,7 +36,7 @@ class Quantized:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A matrix with LoRA, `matrix + scale * a b`, that is never added up."""
+    """A matrix with LoRA, `matrix + scale * a b`, that is not added up (`lora_merge.exact`)."""
 
     matrix: Any  # [*inputs, *outputs]: an array, `Quantized` or `OfLayer`
     a: Any  # [*inputs, r]

@@ -190,7 +190,7 @@ def _residents(
         if config.grpo.kl_weight
         else 0,
         "weights": bytes_of(weights) - shared(config, learning.frozen, weights),
-        "weights apart": sharing * apart.copied_bytes(learning.config, weights, engine),
+        "weights apart": apart.copied_bytes(learning.config, weights, engine),
         "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
     # What is trained arrives. Through storage it arrives as it was saved, in float32, and is cast
@@ -201,6 +201,9 @@ def _residents(
         arriving = bytes_of(saved, "float32") + max(bytes_of(x, "float32") for x in saved)
     else:
         arriving = bytes_of(new) + max(map(on_the_way, saved))
+    # Those of the version before live until the new ones are there.
+    if not learning.frozen or apart.added(learning.config, weights, engine):
+        arriving += always["weights apart"]
     kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
     # Of what lies beside an engine between two rollouts.
     given_back = {"cache": 0, "weights": always["weights"] - bytes_of(new)}

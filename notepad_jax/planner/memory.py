@@ -72,10 +72,13 @@ def of_engines(
 
     own = of(adapters) if adapters else 0
     theirs = [of(one) for one in others]
+    # Of several policies none's adapters are added in.
+    alone = adapters and not others
+    read = parameters.join(*lora.abstract(policy, adapters, base)) if alone else base
     sharing = builders.engines(engine) // there.shape["fsdp"]
     held = {"weights": whole + own, "launches": sharing * launch(policy, settings)}
-    if beside := sharing * apart.copied_bytes(policy, base, meshes.row(there, 0)):
-        held["weights apart"] = beside
+    if apart_bytes := apart.copied_bytes(policy, read, meshes.row(there, 0)):
+        held["weights apart"] = apart_bytes
     process = _process(there.devices.flat[0])
     phases = {READING: held | process}
     if theirs:

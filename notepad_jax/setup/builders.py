@@ -19,6 +19,7 @@ from notepad_jax import functions
 from notepad_jax.checkpoint.abstract_trees import abstract, check_shapes, placed
 from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.restore import as_stored, load_params
+from notepad_jax.engine.apart import Apart
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Device, Executes, Executor
 from notepad_jax.engine.service import EngineService
@@ -327,7 +328,7 @@ def service(
     there = engines_mesh(engine)
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:
-        device = Device(policy.config, settings, mesh.row(there, number % rows))
+        device = Device(policy.config, settings, rows[number % len(rows)])
         return EngineService(
             around(Executor(settings, device)),
             policy_there,
@@ -336,7 +337,8 @@ def service(
             use_drafts=engine.use_drafts,
         )
 
-    rows, count = there.shape["fsdp"], engines(engine)
+    rows = [Apart(policy.config, mesh.row(there, row)) for row in range(there.shape["fsdp"])]
+    count = engines(engine)
     if count == 1:
         return one(0, snapshot)
     nobody = PolicySnapshot(snapshot.version, None)

@@ -170,16 +170,21 @@ def test_several_policies_share_a_base_an_engine_and_its_launches():
     assert launches < 20  # three engines make more than 30: prefixes and slots of all are together
 
 
-def products(params):
+def products(config, params):
     """Matrix products in the text of each launch of an engine."""
     for shape in shapes.shapes(tiny.SETTINGS)[::4]:
-        text = executor.lowered(tiny.CONFIG, tiny.SETTINGS, params, shape).as_text()
+        text = executor.lowered(config, tiny.SETTINGS, params, shape).as_text()
         yield text.count("stablehlo.dot_general")
 
 
 @pytest.mark.slow
 def test_a_launch_has_two_small_products_more_for_each_adapter_and_none_without():
-    frozen, adapters = trained(tiny.params(), lora.Lora(2, 4.0, ("q",)))
-    plain = list(products(tiny.params()))
-    assert list(products(lora.plain(parameters.join(frozen, adapters)))) == plain
-    assert list(products(parameters.join(frozen, adapters))) == [n + 2 for n in plain]
+    """In bfloat16; in float32 a CPU's launches are those of a policy without."""
+    narrow = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
+    for config, more in (narrow, 2), (tiny.CONFIG, 0):
+        base = jax.tree.map(lambda x, like=config.dtype: x.astype(like), tiny.params())
+        frozen, adapters = trained(base, lora.Lora(2, 4.0, ("q",)), config)
+        plain = list(products(config, base))
+        whole = parameters.join(frozen, adapters)
+        assert list(products(config, lora.plain(whole))) == plain
+        assert list(products(config, whole)) == [n + more for n in plain]

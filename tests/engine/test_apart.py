@@ -1,5 +1,6 @@
 """Matrices of layers that lie apart: when, of what, and what they cost."""
 
+import dataclasses
 import gc
 import types
 import weakref
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 import tiny
 
+from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.engine import apart
 from notepad_jax.engine.apart import Apart
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.matrices import Unstacked
 from notepad_jax.parallel import mesh
+from notepad_jax.types import PolicySnapshot
 
 SIZE = sum(leaf.nbytes for leaf in jax.tree.leaves(tiny.params()))
 
@@ -90,3 +95,63 @@ def test_a_stack_that_was_deleted_is_nobodys_memory():
     held = engine.of(params).decode["layers"]["gate"]
     params["layers"]["gate"].delete()
     assert engine.of(tiny.params()).decode["layers"]["gate"] is not held
+
+
+def adapted(base=None, seed=1):
+    """A policy with adapters that learnt something."""
+    frozen, fresh = lora.partition(
+        tiny.CONFIG, base or tiny.params(), lora.Lora(2, 4.0, ("q", "down")), jax.random.key(seed)
+    )
+    return parameters.join(frozen, jax.tree.map(lambda x: x + jnp.float32(0.1), fresh))
+
+
+def test_a_cpu_adds_float32_adapters_in():
+    """So training and what is measured afterwards run the same programs."""
+    engine, params = Apart(tiny.CONFIG, mesh.one()), adapted()
+    placed, plain = engine.of(params), engine.of(tiny.params())
+    assert jax.tree.structure(placed) == jax.tree.structure(plain)
+    by_hand = params["layers"]
+    for i in range(tiny.CONFIG.layers):
+        delta = by_hand["down_lora_in"][i] @ by_hand["down_lora_out"][i] * 4 / 2
+        found = placed.decode["layers"]["down"].layers[i]
+        np.testing.assert_allclose(found, by_hand["down"][i] + delta, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(placed.decode["layers"]["up"].layers[i], by_hand["up"][i])
+    # Abstract ones, that `plan` lowers, are of the same shapes.
+    told = Apart(tiny.CONFIG, mesh.one()).of(abstract(params))
+    assert jax.tree.structure(told) == jax.tree.structure(plain)
+    two = params["layers"]["q"].nbytes + params["layers"]["down"].nbytes
+    assert apart.copied_bytes(tiny.CONFIG, params, mesh.one()) == two
+
+
+def test_engines_of_a_row_add_the_same_adapters_in_once():
+    engine, params = Apart(tiny.CONFIG, mesh.one()), adapted()
+    first = engine.of(params).decode["layers"]
+    again = engine.of(dict(params)).decode["layers"]
+    assert again["q"] is first["q"] and again["up"] is first["up"]
+    learnt = jax.tree.map(lambda x: x + jnp.float32(0.1), lora.factors(params))
+    later = engine.of({**params, "layers": params["layers"] | learnt["layers"]})
+    assert later.decode["layers"]["up"] is first["up"]
+    assert (later.decode["layers"]["q"].layers[0] != first["q"].layers[0]).all()
+
+
+@pytest.mark.parametrize("what", ["bfloat16 activations", "bfloat16", "int8", "several", "gpu"])
+def test_adapters_stay_beside_what_would_round_them_away_or_is_anothers(what):
+    config, params, there = tiny.CONFIG, adapted(), mesh.one()
+    if what == "bfloat16 activations":
+        config = dataclasses.replace(config, dtype="bfloat16")
+    elif what == "several":
+        params = lora.several(tiny.params(), [params, adapted(seed=2)])
+    elif what == "gpu":
+        there = on("gpu", 10**12)
+    else:
+        target = parameters.rollout_target(config, tiny.params(), what)
+        bridge = handoff.InProcess(target)
+        bridge.publish(PolicySnapshot(0, tiny.params()))
+        params = parameters.join(bridge.adopt().params, lora.factors(params)) | {}
+        params["layers"]["lora_scale"] = adapted()["layers"]["lora_scale"]
+    layers = Apart(config, there).of(params).decode["layers"]
+    assert (
+        {name for name in layers if "lora_" in name}
+        == {name for name in params["layers"] if "lora_" in name}
+        != set()
+    )

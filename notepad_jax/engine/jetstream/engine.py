@@ -69,13 +69,13 @@ class PagedEngine(compat.Engine):
         import_lowering()  # JetStream prefills and decodes in threads of its own
         self.config, self.settings = config, settings
         self._sampling = sampling
-        self._mesh = meshes.one() if mesh is None else mesh
+        self._apart = Apart(config, meshes.one() if mesh is None else mesh)
 
     def load_params(self, params: Params) -> Placed:
-        return Apart(self.config, self._mesh).of(params)
+        return self._apart.of(params)
 
     def init_decode_state(self) -> DecodeState:
-        device = Device(self.config, self.settings, self._mesh)
+        device = Device(self.config, self.settings, self._apart)
         executor, pool = Executor(self.settings, device), PagePool(self.settings.pages)
         slots = self.settings.slots
         return DecodeState(device, executor, pool, [None] * slots, [nobody_leaves] * slots)
@@ -106,7 +106,7 @@ class PagedEngine(compat.Engine):
                 f"shorten it or raise engine.max_prompt"
             )
         padded = np.pad(fresh, (0, _bucket(len(fresh)) - len(fresh))).astype(np.int32)
-        with meshes.within(self._mesh):
+        with meshes.within(self._apart.mesh):
             kv = launches.prefill_dense(self.config, params.prefill, kv_before, start, padded[None])
         return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length, asked)
 
@@ -166,7 +166,7 @@ class PagedEngine(compat.Engine):
             state.slots[slot], state.gone[slot] = None, nobody_leaves
 
     def get_prefix_destination_sharding(self) -> Any:
-        return place.replicated(self._mesh)
+        return place.replicated(self._apart.mesh)
 
     def get_tokenizer(self) -> Any:
         return compat.TokenizerParameters()
@@ -188,7 +188,7 @@ class PagedEngine(compat.Engine):
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        return self._mesh
+        return self._apart.mesh
 
     @property
     def colocated_cpus(self) -> list[Any] | None:
