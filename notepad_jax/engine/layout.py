@@ -6,6 +6,7 @@ shapes that `launches` takes. Rows, their mask and their positions are `packing`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.engine.shapes import Decode, prefix_pages, private_pages
-from notepad_jax.packing import PrefixWithTails, lay_out
+from notepad_jax.packing import PrefixWithTails, Rows, lay_out
+from notepad_jax.types import NO_TOKENS
 from pallas_kernels import PageTables
 
 
@@ -28,14 +30,23 @@ def prefix_row(
     Z = settings.page_size
     # What fills up a prefix's last page lies behind it: no token of the prefix sees it.
     whole = [np.pad(p.tokens, (0, -p.length % Z)) if p.length % Z else p.tokens for p in prefixes]
-    rows = lay_out([[PrefixWithTails(prefix=ids) for ids in whole]], 1, width)
+    places = _places(tuple(map(len, whole)), width)
+    ids = np.zeros((1, width), np.int32)
+    ids[0, : places.used] = np.concatenate([NO_TOKENS, *whole])
     table = np.full((1, width // Z), settings.pages, np.int32)
     used = [page for prefix in prefixes for page in prefix.pages]
     table[0, : len(used)] = used
     adapters = np.zeros((1, width), np.int32)
     whose = np.repeat([p.adapters for p in prefixes], list(map(len, whole)))
     adapters[0, : len(whose)] = whose
-    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table, adapters)
+    return launches.PrefixArrays(ids, places.positions, places.kv_end, table, adapters)
+
+
+@functools.lru_cache(64)
+def _places(lengths: tuple[int, ...], width: int) -> Rows:
+    """The row of prefixes of such lengths, but for their tokens: most chunks are of one length."""
+    empty = [PrefixWithTails(prefix=np.zeros(length, np.int32)) for length in lengths]
+    return lay_out([empty], 1, width)
 
 
 def copies(pages: Sequence[Any], size: int) -> launches.Copies:

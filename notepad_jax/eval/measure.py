@@ -15,7 +15,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent, turn_credit
@@ -99,9 +99,11 @@ class TraceWriter(Protocol):
     def turn(self, turn: Turn) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalProgress:
-    """The progress of a measurement; reported after every turn and every reading."""
+REFRESH = 0.1
+
+
+class EvalProgress(NamedTuple):
+    """The progress of a measurement; reported every `REFRESH` seconds and after every reading."""
 
     turns: int  # over all readings
     done: int  # readings
@@ -131,12 +133,14 @@ async def measure(
     read (`check`).
     """
     check(items, reader.tokenizer, reader.rules.max_question)
-    now = EvalProgress(0, 0, len(items), 0.0)
+    now, due = EvalProgress(0, 0, len(items), 0.0), 0.0
 
     def turned() -> None:
-        nonlocal now
+        nonlocal now, due
         now = EvalProgress(now.turns + 1, now.done, now.total, now.correct, now.ended)
-        on_progress(now)
+        if time.perf_counter() >= due:  # to show a turn takes as long as to plan one
+            due = time.perf_counter() + REFRESH
+            on_progress(now)
 
     def watch(index: int) -> _Course:
         item = items[index]
@@ -156,10 +160,8 @@ async def measure(
             on_failure(end.failure)
         result = course.result(end)
         on_result(result)
-        now = dataclasses.replace(
-            now, done=now.done + 1, correct=now.correct + result.correct,
-            ended=now.ended + result.turns,
-        )  # fmt: skip
+        correct, ended_turns = now.correct + result.correct, now.ended + result.turns
+        now = EvalProgress(now.turns, now.done + 1, now.total, correct, ended_turns)
         on_progress(now)
         return result
 
