@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     # What `--recipe` said: a name in configs/recipes or a file, which has changed the keys below.
     # A config file calls its `apply(config)` instead.
     config.recipe = ""
-    config.policy = "data/starter"  # a Hugging Face folder with a tokenizer.model
+    config.policy = "data/starter"  # a Hugging Face folder with its tokenizer, or a run
     # Of activations: "float32", "bfloat16", or "" for what suits the machine: float32 on CPUs,
     # which emulate bfloat16 eight times slower, and on others what the policy names.
     config.dtype = ""
@@ -124,7 +124,7 @@ def get_config() -> ConfigDict:
     config.grpo = ConfigDict(
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.
-            advantage="dr_grpo",  # or grpo, rloo, batch_std, task_std, tmn, tmn_reweight
+            advantage="dr_grpo",  # or another of docs/algorithms.md, as grpo, rloo, tmn
             # What the rollout before counts in the scale of a kind of task (batch_std, task_std,
             # tmn, tmn_reweight): 0.9 steadies a kind with few groups. 0: each rollout its own.
             scale_memory=0.0,
@@ -226,7 +226,7 @@ def get_config() -> ConfigDict:
     config.validation = ConfigDict(
         dict(
             every=0,  # steps; 0 never
-            suite="",  # synthetic (the starter's), ruler, ruler-qa, memory
+            suite="",  # synthetic (the starter's), ruler, memory, or another of docs/evaluation.md
             tasks=(),  # of the suite
             lengths=(),  # of its documents: the training length, and longer ones
             files=(),  # task files

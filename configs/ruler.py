@@ -60,7 +60,7 @@ def get_config() -> ConfigDict:
     )
     config.evaluate = ConfigDict(
         dict(
-            suite="ruler-qa",  # ruler, ruler-qa, memory, or a task file or folder
+            suite="ruler-qa",  # or another of docs/evaluation.md, or a task file or folder
             tasks=(),  # of the suite; none named: all
             methods=("notepad",),
             lengths=(),  # of documents, such as ("8k", "1m"); none: a file's own, or the usual

@@ -1,6 +1,6 @@
 """A real model on two cores: SmolLM2-135M learns to read, by imitation and then by GRPO.
 
-    make smollm-train                                    # both, from the published model on
+    make smollm-train                                    # all lessons, from the published model on
     notepad-jax train --config smollm --name smollm      # the second half, from what imitation made
 
 Adapters of rank 8 on all matrices (4.9 MB) are trained on documents of 1,440 tokens of English

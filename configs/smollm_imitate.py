@@ -2,7 +2,7 @@
 
     notepad-jax train --config smollm_imitate --name taught
 
-68 steps of 24 scripted readings, 10,000 tokens each and at the end 18,000: 49 minutes on two cores.
+68 steps of 24 scripted readings, 10,000 tokens each and at the end 18,000: 47 minutes on two cores.
 A policy that is right 6 times of 100 cannot be reinforced; after this it can (docs/results.md).
 """
 

@@ -5,7 +5,7 @@ CPU publishes none, and one core's clock depends on what the others do, so there
 once and for some 50 ms, with numpy's float32 product: that is as near to the machine's peak as
 libraries come, needs no compiling, and is what the process could use at that moment. On a machine
 that others use, a CPU's MFU is as vague as that, and may pass 1. A device of other kinds has none.
-Above: train; below: `estimate`, which has the TPUs' peaks.
+Above: train; below: `chips`, which has the TPUs' peaks.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def changed(config: ConfigDict | Read, overrides: Sequence[str]) -> Read:
 
 def check_use(config: Config | Starter, command: str) -> None:
     """Raises ConfigProblem for a config of another kind than `command` reads."""
-    lacking = [section for section in NEEDS[command] if getattr(config, section, None) is None]
+    lacking = [one for one in NEEDS.get(command, ()) if getattr(config, one, None) is None]
     if lacking:
         raise ConfigProblem(
             f"this config has no section {' and no '.join(lacking)}, which {command} goes by; take "
