@@ -198,13 +198,18 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
             )
         seen.add(item.key)
     for task in {id(item.task): item.task for item in items}.values():
-        try:
-            metrics.score("", task.answers, task.metric, task.contract)
-        except ValueError as error:
-            raise ValueError(f"task {task.id!r}: {error}") from error
-        memory_agent.question_of(task, tokenizer, max_question)
-        Recall(task.evidence)
+        check_task(task, tokenizer, max_question)
     methods.check(item.method for item in items)
+
+
+def check_task(task: Task, tokenizer: Tokenizer, max_question: int) -> None:
+    """Validates a task alone, as `check` does."""
+    try:
+        metrics.score("", task.answers, task.metric, task.contract)
+    except ValueError as error:
+        raise ValueError(f"task {task.id!r}: {error}") from error
+    memory_agent.question_of(task, tokenizer, max_question)
+    Recall(task.evidence)
 
 
 class _Course:

@@ -22,7 +22,7 @@ from typing import Any
 from notepad_jax import keys, waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import EvalProgress, Judge, Result, check, measure
+from notepad_jax.eval.measure import EvalProgress, Judge, Result, check, check_task, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
@@ -190,11 +190,11 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Evalu
     e = config.evaluate
     check_meant(config)
     lengths = eval_jobs.lengths_of(config)
-    planned = eval_jobs.jobs(
-        config, eval_jobs.tasks_of(config, lengths, counter(reader.tokenizer), screen)
-    )
-    everything = [item for job in planned for item in job.items]
-    check(everything, reader.tokenizer, config.reading.max_question)
+    limits = {"tokenizer": reader.tokenizer, "max_question": config.reading.max_question}
+    admit = functools.partial(check_task, **limits)
+    tasks = eval_jobs.tasks_of(config, lengths, counter(reader.tokenizer), screen, admit)
+    planned = eval_jobs.jobs(config, tasks)
+    check([item for job in planned for item in job.items], **limits)
     who = {"reader": reader.name, **reader.dtypes}
     with Readings(folder, identity(config) | who) as readings:
         write_sealed(folder / CONFIG, keys.plain(config))

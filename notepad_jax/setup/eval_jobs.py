@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from notepad_jax.data import formats
@@ -116,10 +116,12 @@ def existing(suite: str) -> str:
 
 
 def tasks_of(
-    config: Config, lengths: Sequence[int], count: suites.Count, screen: Screen
-) -> TasksByLength:
+    config: Config, lengths: Sequence[int], count: suites.Count, screen: Screen,
+    admit: Callable[[Task], None] = lambda task: None,
+) -> TasksByLength:  # fmt: skip
     """Returns the tasks of the config's suite at each length; recipes, not yet texts.
 
+    A suite takes minutes to make, so `admit` is given each task as it is made, to refuse it.
     Of a file, those of all lengths if none is given. What of it is not read is said.
     A task that a length does not suit is left out there, with a warning.
     """
@@ -131,18 +133,26 @@ def tasks_of(
     samples = samples_of(config)
     if is_file(e.suite):
         return _of_file(config, lengths, samples, count, screen)
-    return of_suite(e.suite, e.tasks, lengths, samples, config.seed, config.sources, count, screen)
+    return of_suite(
+        e.suite, e.tasks, lengths, samples, config.seed, config.sources, count, screen, admit
+    )
 
 
 def of_suite(
     suite: str, tasks: Sequence[str], lengths: Sequence[int], samples: int, seed: int,
     sources: SourceKeys, count: suites.Count, screen: Screen,
+    admit: Callable[[Task], None] = lambda task: None,
 ) -> TasksByLength:  # fmt: skip
     """Returns `samples` of each of a suite's tasks (of all, if none is named) at each length."""
     made_of = suites.SuiteSources(count, **vars(sources))
     names = suites.names(suite, tasks, made_of)
     bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")
-    found, left_out = suites.by_length(suite, names, lengths, samples, seed, made_of, bar.advance)
+
+    def on_task(task: Task) -> None:
+        admit(task)
+        bar.advance()
+
+    found, left_out = suites.by_length(suite, names, lengths, samples, seed, made_of, on_task)
     bar.finish()
     for problem in left_out:
         screen.warn(f"left out: {problem}")

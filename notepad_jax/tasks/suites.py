@@ -166,12 +166,13 @@ def by_length(
     samples: int,
     seed: int,
     sources: SuiteSources,
-    on_task: Callable[[], None],
+    on_task: Callable[[Task], None],
 ) -> tuple[dict[int, list[Task]], list[Unreachable]]:
     """Makes `samples` of each of the tasks `wanted` at each length that it can have.
 
     A task that cannot have a length does not stop the others: why it cannot is returned, too.
-    Raises the first of those if nothing at all is left, and ValueError as `make`.
+    Raises the first of those if nothing at all is left, ValueError as `make`, and what `on_task`
+    raises of each as it is made.
     """
     made: dict[int, list[Task]] = {}
     left_out: list[Unreachable] = []
@@ -183,7 +184,7 @@ def by_length(
         try:
             for task in _make(suite, names, length, range(samples), seed, sources):
                 tasks.append(task)
-                on_task()
+                on_task(task)
         except Unreachable as problem:
             left_out.append(problem)
             continue

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from notepad_jax.programs import evaluate
 from notepad_jax.setup import configuration, eval_jobs
 from notepad_jax.telemetry.screen import SilentScreen
@@ -42,6 +44,20 @@ def test_a_task_that_does_not_fit_a_length_does_not_stop_the_others():
 def test_a_length_that_suits_no_task_is_left_out_with_its_tasks():
     tasks, warnings = tasks_of(config_of("tasks=cwe,vt"), 10, 1024)
     assert list(tasks) == [1024] and len(warnings) == 2
+
+
+def test_a_task_is_refused_when_it_is_made_and_not_after_all_are():
+    made = []
+
+    def admit(task):
+        made.append(task.source)
+        if len(made) == 2:
+            raise ValueError("the question is too long")
+
+    config, screen = config_of("tasks=cwe,vt", "samples=1000"), Told()
+    with pytest.raises(ValueError, match="too long"):
+        eval_jobs.tasks_of(config, [1024], counter(ApproximateTokenizer()), screen, admit)
+    assert len(made) == 2
 
 
 def test_a_report_says_which_length_lacks_which_task():

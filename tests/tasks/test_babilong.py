@@ -284,7 +284,7 @@ def test_bad_input_is_one_line():
 def test_the_suite_makes_and_leaves_out():
     sources = suites.SuiteSources(count, "noise")
     made, left_out = suites.by_length(
-        "babilong", ("qa1", "qa3"), (50, 1000), 2, 0, sources, lambda: None
+        "babilong", ("qa1", "qa3"), (50, 1000), 2, 0, sources, lambda task: None
     )
     assert [task.source for task in made[1000]] == ["babilong/qa1"] * 2 + ["babilong/qa3"] * 2
     assert left_out and all(isinstance(one, recipe.Unreachable) for one in left_out)

@@ -181,7 +181,7 @@ def test_bad_input_is_one_line():
 def test_the_suite_makes_and_leaves_out():
     sources = suites.SuiteSources(count, "noise")
     made, left_out = suites.by_length(
-        "graphwalks", graphwalks.NAMES, (10, 1000), 2, 0, sources, lambda: None
+        "graphwalks", graphwalks.NAMES, (10, 1000), 2, 0, sources, lambda task: None
     )
     assert [task.source for task in made[1000]] == ["graphwalks/bfs"] * 2 + [
         "graphwalks/parents"
