@@ -74,15 +74,9 @@ def test_codes_that_were_changed_are_noted_one_after_the_other():
 
 
 def test_samples_tell_the_same_story_at_every_length_in_few_documents():
-    sources = suites.SuiteSources(count)
+    names, sources = ("niah_single_2", "vt", "conflicts"), suites.SuiteSources(count)
     found, left_out = suites.by_length(
-        "stories",
-        ("niah_single_2", "vt", "conflicts"),
-        (300, 3000),
-        4,
-        0,
-        sources,
-        lambda task: None,
+        "stories", names, (300, 3000), 4, 0, sources, lambda task: None
     )
     assert not left_out
     short, long = found[300], found[3000]
