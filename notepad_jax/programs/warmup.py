@@ -268,6 +268,8 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
     said = habits.of_config(plain(configuration.load(config.reads_as)))
+    if not said:
+        raise ValueError(f"reads_as={config.reads_as} has no section reading; try quickstart")
     optimizer, rate = make_optimizer(config.optimizer), schedule(config.optimizer)
     params = initial_params(policy, config.seed, **vars(config.initial))
     opt_state = place.commit(optimizer.init(params))
