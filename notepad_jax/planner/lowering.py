@@ -201,12 +201,14 @@ def _residents(
         arriving = bytes_of(saved, "float32") + max(bytes_of(x, "float32") for x in saved)
     else:
         arriving = bytes_of(new) + max(map(on_the_way, saved))
-    # Those of the version before live until the new ones are there.
-    if not learning.frozen or apart.added(learning.config, weights, engine):
+    # Matrices apart are made anew of what is new, beside those of the version before.
+    remade = not learning.frozen or apart.added(learning.config, weights, engine)
+    if remade or config.engine.give_back:
         arriving += always["weights apart"]
     kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
     # Of what lies beside an engine between two rollouts.
-    given_back = {"cache": 0, "weights": always["weights"] - bytes_of(new)}
+    own = always["weights"] - bytes_of(new)
+    given_back = {"cache": 0, "weights": own, "weights apart": 0}
     between = always | (given_back if config.engine.give_back else {})
     phases = {
         ROLLOUT: always,

@@ -155,6 +155,21 @@ def test_policies_on_one_base_are_counted_each_and_all_together():
     assert found[memory.COMPARING]["other policies"] == pytest.approx(whole, abs=2 * of_scales)
 
 
+def test_adapters_that_a_cpu_adds_in_are_a_copy_of_what_they_adapt():
+    config, adapted = configuration.load("chat", LAPTOPS), lora.Lora(4, 16.0, ("q", "o"))
+    settings = builders.engine_settings(
+        config.engine, SMALL, builders.rules(config.reading), fakes.template()
+    )
+
+    def apart(stored, *others):
+        held = memory.of_engines(SMALL, config.engine, settings, stored, adapted, others)
+        return held.phases[memory.READING].get("weights apart", 0)
+
+    two = 2 * 4 * SMALL.layers * SMALL.width * SMALL.heads * SMALL.head_size
+    assert apart("float32") == two
+    assert apart("bfloat16") == apart("float32", lora.Lora(8, 16.0, ("q",))) == 0
+
+
 # ---------------------------------------------------------------- the configs on a laptop
 
 
