@@ -99,7 +99,7 @@ class TraceWriter(Protocol):
     def turn(self, turn: Turn) -> None: ...
 
 
-REFRESH = 0.1
+REFRESH = 0.1  # seconds
 
 
 class EvalProgress(NamedTuple):

@@ -46,16 +46,19 @@ def exact(config: PolicyConfig, params: Params) -> dict[str, Adapted]:
     """
     if SCALE not in params["layers"] or of_several(params) or config.dtype != "float32":
         return {}
-    layers = beside(params["layers"])
-    found = {name: leaf for name, leaf in layers.items() if isinstance(leaf, Adapted)}
+    found = _adapted(params)
     bases = [leaf.matrix for leaf in found.values()]
     whole = all(not isinstance(x, Quantized) and x.dtype == jnp.float32 for x in bases)
     return found if whole else {}
 
 
+def _adapted(params: Params) -> dict[str, Adapted]:
+    layers = beside(params["layers"])
+    return {name: leaf for name, leaf in layers.items() if isinstance(leaf, Adapted)}
+
+
 @jax.jit
 def _merged(params: Params) -> Params:
-    layers = beside(params["layers"])
 
     def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
         product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
@@ -63,7 +66,6 @@ def _merged(params: Params) -> Params:
 
     added = {
         name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)
-        for name, leaf in layers.items()
-        if isinstance(leaf, Adapted)
+        for name, leaf in _adapted(params).items()
     }
-    return {**params, "layers": {**layers, **added}}
+    return {**params, "layers": {**plain(params["layers"]), **added}}

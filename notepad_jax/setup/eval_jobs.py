@@ -140,10 +140,12 @@ def tasks_of(
 
 def of_suite(
     suite: str, tasks: Sequence[str], lengths: Sequence[int], samples: int, seed: int,
-    sources: SourceKeys, count: suites.Count, screen: Screen,
-    admit: Callable[[Task], None] = lambda task: None,
+    sources: SourceKeys, count: suites.Count, screen: Screen, admit: Callable[[Task], None],
 ) -> TasksByLength:  # fmt: skip
-    """Returns `samples` of each of a suite's tasks (of all, if none is named) at each length."""
+    """Returns `samples` of each of a suite's tasks (of all, if none is named) at each length.
+
+    `admit` as in `tasks_of`.
+    """
     made_of = suites.SuiteSources(count, **vars(sources))
     names = suites.names(suite, tasks, made_of)
     bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")

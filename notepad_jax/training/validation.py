@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -28,7 +29,7 @@ from notepad_jax.data.admission import RowCounts
 from notepad_jax.data.rows import Pair
 from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import EvalProgress, Item, Judge, Result, check, measure
+from notepad_jax.eval.measure import EvalProgress, Item, Judge, Result, check, check_task, measure
 from notepad_jax.parallel import hosts
 from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
@@ -44,6 +45,7 @@ from notepad_jax.tasks import file_suite, suites
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer, counter
+from notepad_jax.types import Task
 
 SCORE = "validation/score"  # over all questions; and SCORE_2K, ... by length
 OTHER_QUESTIONS = 2**19  # between the seeds of `eval` and those of validation
@@ -167,13 +169,16 @@ def items(config: Training, stream: TaskStream, tokenizer: Tokenizer, screen: Sc
     v = config.validation
     if not v or not v.every:
         return []
+    limits = {"tokenizer": tokenizer, "max_question": config.reading.max_question}
+    admit = functools.partial(check_task, **limits)
+    made = _tasks(config, stream, counter(tokenizer), screen, admit)
     found = [
         Item(task, methods.NOTEPAD, length, repeat)
-        for length, of_length in sorted(_tasks(config, stream, counter(tokenizer), screen).items())
+        for length, of_length in sorted(made.items())
         for task in of_length
         for repeat in range(v.repeats)
     ]
-    check(found, tokenizer, config.reading.max_question)
+    check(found, **limits)
     return found
 
 
@@ -248,8 +253,9 @@ def check_settings(config: Training, tokenizer: Tokenizer) -> None:
 
 
 def _tasks(
-    config: Training, stream: TaskStream, count: Any, screen: Screen
-) -> eval_jobs.TasksByLength:
+    config: Training, stream: TaskStream, count: Any, screen: Screen,
+    admit: Callable[[Task], None],
+) -> eval_jobs.TasksByLength:  # fmt: skip
     v = config.validation
     if v.suite:
         lengths = list(dict.fromkeys(map(parse_length, v.lengths)))
@@ -259,7 +265,7 @@ def _tasks(
             return {length: eval_jobs.synthetic(seed, length, *asked) for length in lengths}
         sources = SourceKeys(text="stdlib", hotpotqa="", squad="")
         return eval_jobs.of_suite(
-            v.suite, v.tasks, lengths, v.samples, seed, sources, count, screen
+            v.suite, v.tasks, lengths, v.samples, seed, sources, count, screen, admit
         )
     sources = _of_files(v.files, stream, screen) if v.files else stream.held_out
     found: eval_jobs.TasksByLength = {}

@@ -16,6 +16,7 @@ from notepad_jax.setup import configuration, policies
 from notepad_jax.setup.stopping import Stop, Stopped
 from notepad_jax.telemetry.metrics import METRICS
 from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.training import train, validation
 from notepad_jax.training.validation import SCORE, Validation
 from tests import fakes
@@ -87,6 +88,21 @@ def test_settings_that_cannot_work_are_one_line_before_anything_is_loaded(tmp_pa
     with pytest.raises(ValueError, match=says) as refused:
         train.check(configuration.load("quickstart", [*SMALL, *words]), tmp_path, False, None)
     assert "\n" not in str(refused.value)
+
+
+def test_a_suite_that_a_policy_cannot_be_asked_is_refused_by_its_first_task():
+    class Counts(SilentScreen):
+        made = 0
+
+        def advance(self, amount=1, **shown):
+            self.made += amount
+
+    words = ("every=2", "suite=ruler", "lengths=4k", "samples=3")
+    config = configuration.load("quickstart", [f"--config.validation.{word}" for word in words])
+    screen, tokenizer = Counts(), open_tokenizer("data/starter")
+    with pytest.raises(ValueError, match=r"tokens and the limit is 8"):
+        validation.items(config, None, tokenizer, screen)
+    assert screen.made == 0
 
 
 # ---------------------------------------------------------------- one validation
