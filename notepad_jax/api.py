@@ -21,7 +21,7 @@ from typing import Any
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import evaluate as evaluation
-from notepad_jax.programs import export, subjects
+from notepad_jax.programs import export, measuring, subjects
 from notepad_jax.setup import process, settings
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
@@ -154,7 +154,7 @@ def evaluate(
     _named(name, resume)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "eval", resume)
-        lent = settings.lent(stack, reward, memory_update, key=evaluation.REWARD)
+        lent = settings.lent(stack, reward, memory_update, key=measuring.REWARD)
         said = settings.changes_of(changes) | lent
         paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
         if len(paths) > 1:

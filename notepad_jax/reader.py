@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import waiting
-from notepad_jax.programs import ask, ask_progress, evaluate, file_document, questions, subjects
+from notepad_jax.programs import ask, ask_progress, file_document, measuring, questions, subjects
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
@@ -45,7 +45,7 @@ class Reader:
             builders.rules(config.reading, self._subject.tokenizer),
             chunk_size=config.evaluate.chunk_size,
         )
-        self._sampling = evaluate.sampling(config, self._subject)
+        self._sampling = measuring.sampling(config, self._subject)
         self._loop = waiting.Loop()
         self._open = _Open(self._subject, self._rules)
         self._end = weakref.finalize(self, _close, self._loop, self._open)

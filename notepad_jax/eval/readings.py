@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.eval.measure import Item, Key, Result
-from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
+from notepad_jax.reading.trace import Kept, MemoryChange, Spool, TraceFile
 from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish, Turn
@@ -40,6 +40,10 @@ class OpenTrace:
         """Appends a turn, where turns are kept."""
         if self.turns is not None:
             self.turns.add(turn)
+
+    def kept(self) -> Kept | None:
+        """Returns all turns, once; None where they are not kept."""
+        return None if self.turns is None else self.turns.kept()
 
 
 class Readings:
@@ -98,6 +102,10 @@ class Readings:
         """Has every turn of the readings of `items` kept in `turns()`, if they begin after this."""
         self._whole.update((item.key, turns) for item in items)
 
+    def keeps_turns(self, item: Item) -> bool:
+        """Whether every turn of a reading is kept."""
+        return item.key in self._whole
+
     def trace_of(self, item: Item) -> OpenTrace:
         """Returns the trace of a reading that begins now."""
         whole = self._whole.get(item.key)
@@ -106,10 +114,12 @@ class Readings:
 
     def add(self, result: Result) -> None:
         """Writes a finished reading and its memories."""
-        fields = told(result)
         trace = self._under_way.pop(result.key, None) or OpenTrace()
-        kept = trace.turns.kept() if trace.turns is not None else None
-        number = self._file.add(fields, trace.memories, kept)
+        self.take(result, trace.memories, trace.kept())
+
+    def take(self, result: Result, memories: Spool, turns: Kept | None) -> None:
+        """Writes a finished reading with its memories, and its turns where they are kept."""
+        number = self._file.add(told(result), memories, turns)
         self._done[result.key], self._number[result.key] = result, number
 
     def trace(self, result: Result) -> Iterator[MemoryChange]:

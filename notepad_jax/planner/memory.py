@@ -180,6 +180,27 @@ def to_read(
     return _with_pages(config, wanted, held, see(device), say, words)
 
 
+def processes(
+    engine: EngineKeys, policy: builders.LoadedPolicy, rules: Rules, template: Template,
+    see: Look = look,
+) -> int:  # fmt: skip
+    """Returns how many processes may read at once, each with one of a CPU's engines.
+
+    As many as there are engines, if all fit beside this process; otherwise 0, also where this is
+    no CPU or each engine has devices of its own. `rules` are those of the longest readings.
+    """
+    number, there = builders.engines(engine), builders.engines_mesh(engine).devices
+    if there.size > 1 or there.flat[0].platform != builders.CPU:
+        return 0
+    alone = dataclasses.replace(engine, per_cpu=1)
+    settings = builders.engine_settings(alone, policy.config, rules, template)
+    stored = builders.widened(policy.config, builders.CPU) or policy.config.dtype
+    one = of_engines(policy.config, alone, settings, stored, lora.of(policy.params))
+    each = sum(one.phases[READING].values()) + settings.pages * one.page
+    memory = see(there.flat[0])
+    return 0 if memory and memory.free < number * each else number
+
+
 def to_train(
     config: Config, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], see: Look = look,

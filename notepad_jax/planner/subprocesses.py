@@ -3,34 +3,21 @@
 `run` has a few children answer questions about items, each in a process of its own that is
 started afresh and begins with `begin`; the worker that this returns lives in the child. An item
 whose child dies has the answer `Died`, its place is taken by a new child, and the others' work
-goes on. Exceptions travel back and end the work. A child's standard error is kept from the
-screen and read when it has died. Above: `cost_analysis`.
+goes on. Exceptions travel back and end the work. Above: `cost_analysis`; below: `child`.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import functools
-import multiprocessing
-import os
 import queue
-import re
-import signal
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
+from notepad_jax.child import Child, Died, sendable
 from notepad_jax.waiting import ended_by, look
-
-CONTEXT = multiprocessing.get_context("spawn")  # a fork of a process with jax in it may hang
-# Of all that a dying process writes, the line that says why.
-TELLING = re.compile(r"Check fail|RET_CHECK|overflow|Fatal|\] F\d|^F\d{4}|bad_alloc|\*\*\* SIG")
-LONGEST = 300  # characters of it
 
 
 class InChild(Protocol):
@@ -41,24 +28,6 @@ class InChild(Protocol):
 
     def answer(self, item: int) -> Any:
         """Returns the answer for the item whose key was asked for last."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Died:
-    """The result in place of an answer: the process that looked for it ended."""
-
-    code: int  # of its exit; negative: the signal that ended it
-    said: str  # its telling line; "" where it ended without a word
-
-    @property
-    def killed(self) -> bool:
-        """Whether it was killed: by a user, or by a system that ran out of memory."""
-        return self.code == -signal.SIGKILL
-
-    @property
-    def words(self) -> str:
-        how = f"exit code {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
-        return how + (f": {self.said}" if self.said else "")
 
 
 def run(
@@ -96,33 +65,31 @@ def run(
                 found[item] = answer
                 done(item)
 
-    with tempfile.TemporaryDirectory() as folder:
-        desks = [_Desk(begin, Path(folder, str(n))) for n in range(min(workers, len(items)))]
-        pool = concurrent.futures.ThreadPoolExecutor(max(1, len(desks)))
-        try:
-            with ended_by(lambda: [desk.close() for desk in desks]):
-                for one in concurrent.futures.as_completed([pool.submit(serve, d) for d in desks]):
-                    look()
-                    one.result()
-        finally:
-            stopped.set()
-            for desk in desks:
-                desk.close()
-            pool.shutdown()
-            for desk in desks:
-                desk.wait()
+    desks = [_Desk(begin) for _ in range(min(workers, len(items)))]
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, len(desks)))
+    try:
+        with ended_by(lambda: [desk.kill() for desk in desks]):
+            for one in concurrent.futures.as_completed([pool.submit(serve, d) for d in desks]):
+                look()
+                one.result()
+    finally:
+        stopped.set()
+        for desk in desks:
+            desk.kill()
+        pool.shutdown()
+        for desk in desks:
+            desk.close()
     return found
 
 
 class _Desk:
     """A slot of the pool, one child at a time; asked by one thread, and closed by any."""
 
-    def __init__(self, begin: Callable[[], InChild], said: Path) -> None:
-        self._begin, self._said = begin, said
+    def __init__(self, begin: Callable[[], InChild]) -> None:
+        self._begin = begin
         self._closing = threading.Lock()
         self._closed = False
-        self._process: Any = None
-        self._pipe: Any = None
+        self._child: Child | None = None
 
     def answer(self, item: int, known: dict[str, Any]) -> Any:
         key = self._ask("key", item)
@@ -136,66 +103,44 @@ class _Desk:
         return known[key]
 
     def _ask(self, question: str, item: int) -> Any:
-        try:
-            if self._process is None:
-                self._start()
-            self._pipe.send((question, item))
-            answer = self._pipe.recv()
-        except (EOFError, OSError):  # no process is at the other end
-            process, self._process = self._process, None
-            process.join()
-            return Died(process.exitcode, _telling(self._said))
-        if isinstance(answer, Exception):
+        if self._child is None:
+            self._start()
+        self._child.send((question, item))
+        answer = self._child.receive()
+        if isinstance(answer, Died):
+            child, self._child = self._child, None
+            child.close()
+        elif isinstance(answer, Exception):
             raise answer
         return answer
 
     def _start(self) -> None:
-        self._said.write_bytes(b"")
-        self._pipe, theirs = CONTEXT.Pipe()
-        process = CONTEXT.Process(
-            target=_work, args=(theirs, self._begin, str(self._said)), daemon=True
-        )
         with self._closing:
-            process.start()
+            self._child = Child(functools.partial(_work, self._begin))
             if self._closed:
-                process.kill()
-            self._process = process
-        theirs.close()
+                self._child.kill()
 
-    def close(self) -> None:
+    def kill(self) -> None:
         with self._closing:
             self._closed = True
-            if self._process is not None:
-                self._process.kill()
+            if self._child is not None:
+                self._child.kill()
 
-    def wait(self) -> None:
-        """Waits until its process is gone, once it is closed and no thread asks any more."""
-        if self._process is not None:
-            self._process.join()
-            self._pipe.close()
-
-
-def _telling(path: Path) -> str:
-    lines = path.read_text(errors="replace").splitlines()
-    lines = [" ".join(line.split()) for line in lines if line.strip()]
-    told = next((line for line in lines if TELLING.search(line)), lines[-1] if lines else "")
-    return told[:LONGEST]
+    def close(self) -> None:
+        """Waits until its process is gone, once it was killed and no thread asks any more."""
+        if self._child is not None:
+            self._child.close()
 
 
 # ---------------------------------------------------------------- in a child
 
 
-def _work(pipe: Connection, begin: Callable[[], InChild], said: str) -> None:
-    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
+def _work(begin: Callable[[], InChild], pipe: Connection) -> None:
     worker = functools.cache(begin)
     while True:
-        try:
-            question, item = pipe.recv()
-        except EOFError:  # no process is left to ask
-            return
+        question, item = pipe.recv()
         try:
             answer = worker().key(item) if question == "key" else worker().answer(item)
         except Exception as error:  # the parent gets all there is to know
-            error.add_note(traceback.format_exc())
-            answer = error
+            answer = sendable(error)
         pipe.send(answer)

@@ -4,7 +4,7 @@ A suite gives the tasks (`eval_jobs`), a method says how a document is put befor
 the reader is an engine of ours or an API endpoint (`subjects`): the memory agent and its
 prompts are those of training either way. Every reading is on disk as soon as it ends, so a killed
 evaluation goes on where it stood and reports the same numbers. Above: commands and quickstart;
-below: eval_jobs, subjects, eval and report.
+below: measuring, eval_workers, eval_jobs, eval and report.
 """
 
 from __future__ import annotations
@@ -22,29 +22,26 @@ from typing import Any
 from notepad_jax import keys, waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import EvalProgress, Judge, Result, check, check_task, measure
+from notepad_jax.eval.measure import EvalProgress, Result, check, check_task
 from notepad_jax.eval.readings import Readings
+from notepad_jax.programs import eval_workers
+from notepad_jax.programs.eval_workers import EvalWorkers
+from notepad_jax.programs.measuring import here, judge_of, turns_of
 from notepad_jax.programs.subjects import Subject
-from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.sampling import TurnSampling
-from notepad_jax.reading.turns import Turns
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
-from notepad_jax.rollout import rewards
-from notepad_jax.setup import builders, eval_jobs, provenance
+from notepad_jax.setup import eval_jobs, provenance
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import SYNTHETIC, EvalJob
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.text.chunks import Documents
-from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.tokenizer import counter
 from notepad_jax.types import Finish
 
-REPORT, REWARD = "report.json", "evaluate.reward"
+REPORT = "report.json"
 FEW = 4  # lengths of which it is told what they lack
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
 
@@ -58,12 +55,6 @@ class EvaluationResult:
     by_length: list[summary.Summary]
     by_task: list[summary.Summary]
     failed: int  # readings whose completer failed; going on makes them again
-
-
-def sampling(config: Config, reader: Subject) -> TurnSampling:
-    """Returns the sampling of an evaluation; each reading gets a seed of its own from it."""
-    e = config.evaluate
-    return TurnSampling(e.temperature, e.top_p, reader.template.stop_ids, config.seed)
 
 
 # ---------------------------------------------------------------- reading
@@ -98,14 +89,13 @@ async def read(
 ) -> list[Result]:
     """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
     e = config.evaluate
-    excerpts = methods.Excerpts(subject.tokenizer, e.context)
-    left = [(job, readings.missing(job.items)) for job in planned]
-    left = [(job, items) for job, items in left if items]
-    pieces = Pieces(subject.tokenizer)
-    update = builders.rules(config.reading, subject.tokenizer).memory_update
+    left = [
+        dataclasses.replace(job, items=tuple(items))
+        for job in planned
+        if (items := readings.missing(job.items))
+    ]
     for job in planned:
-        rules = dataclasses.replace(job.rules, memory_update=update)
-        turns = functools.partial(Turns, pieces, rules, subject.template)
+        turns = turns_of(config, subject, job.rules)
         readings.keep_turns(job.items[: e.archive_turns], turns)
     failures: list[Exception] = []  # the first; more would keep their readings alive
 
@@ -113,31 +103,21 @@ async def read(
         if not failures:
             failures.append(failure)
 
-    judge = judge_of(config)
-    for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
-        rules = dataclasses.replace(limits, memory_update=update)
-        async with subject.opened(rules) as completer:
-            chunks_of = Documents(subject.tokenizer, rules.chunk_size, chunk_ends=rules.chunk_ends)
-            reader = Reader(
-                completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
-                chunks_of, e.at_once,
-            )  # fmt: skip
-            for job, items in group:
-                job = dataclasses.replace(job, items=tuple(items))
-                with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
-                    await measure(
-                        items, reader, on_progress, excerpts, readings.trace_of, readings.add,
-                        on_failure, judge,
-                    )  # fmt: skip
-                _give_up(readings, failures, HOPELESS)
+    async with contextlib.AsyncExitStack() as stack:
+        workers = eval_workers.count(config, subject, left)
+        opened = functools.partial(here, config, subject, readings, on_failure, e.at_once)
+        if workers > 1:
+            policy = subject.policy.name
+            every = EvalWorkers(config, policy, workers, readings, on_failure, screen)
+            opened = (await stack.enter_async_context(every)).opened
+        for limits, group in itertools.groupby(left, lambda job: job.rules):
+            async with opened(limits) as measured:
+                for job in group:
+                    with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
+                        await measured(job.items, on_progress)
+                    _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)
     return readings.of(item for job in planned for item in job.items)
-
-
-def judge_of(config: Config) -> Judge | None:
-    """Returns the judge in a metric's place, a user's reward; ValueError for an unknown name."""
-    said = config.evaluate.reward
-    return rewards.of(said, REWARD).worth if said else None
 
 
 def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> None:

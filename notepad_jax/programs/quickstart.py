@@ -115,7 +115,7 @@ def _run(
     exported = folder / "hf"
     export.export_hf(folder, str(exported), screen, "float32", overwrite=True)
     last = builders.load_policy(exported, config.dtype, where, screen.warn)
-    trained = dataclasses.replace(policy, params=last.params)
+    trained = dataclasses.replace(policy, params=last.params, name=last.name)
     after, read = timed(
         "measuring after",
         lambda: measured(

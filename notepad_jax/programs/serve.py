@@ -26,7 +26,7 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.planner import memory
-from notepad_jax.programs import beside, evaluate, pages, subjects, warm_up
+from notepad_jax.programs import beside, measuring, pages, subjects, warm_up
 from notepad_jax.programs.access import (
     CONTROL_KEY,
     Address,
@@ -179,7 +179,7 @@ def opened(
         conversations=conversations(policy),
         template=subject.template,
         rules=rules,
-        sampling=evaluate.sampling(config, subject),
+        sampling=measuring.sampling(config, subject),
         seat=functools.partial(made.seat, adapters=1 if others else 0),
         alive=alive,
         missing=programs.missing,
@@ -197,7 +197,8 @@ def opened(
         return dataclasses.replace(
             served, name=one.name, tokenizer=one.policy.tokenizer,
             conversations=conversations(one.policy), template=its_own.template,
-            rules=rules_of(one.config, one.policy), sampling=evaluate.sampling(one.config, its_own),
+            rules=rules_of(one.config, one.policy),
+            sampling=measuring.sampling(one.config, its_own),
             seat=functools.partial(made.seat, adapters=number), fingerprint=lambda: one.fingerprint,
         )  # fmt: skip
 

@@ -36,6 +36,7 @@ class Subject:
     opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
     # Config keys of what it computes in, with what they came to; {}: not known here.
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    policy: builders.LoadedPolicy | None = None  # that our engine reads with
 
 
 def engine(config: Config, policy: builders.LoadedPolicy, screen: Screen) -> Subject:
@@ -58,6 +59,7 @@ def engine(config: Config, policy: builders.LoadedPolicy, screen: Screen) -> Sub
             "dtype": policy.config.dtype,
             "engine.cache_dtype": config.engine.cache_dtype or policy.config.dtype,
         },
+        policy=policy,
     )
 
 

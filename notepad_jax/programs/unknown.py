@@ -9,7 +9,7 @@ from pathlib import Path
 from notepad_jax import waiting
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
-from notepad_jax.programs import evaluate, subjects
+from notepad_jax.programs import measuring, subjects
 from notepad_jax.reading.loop import Reader
 from notepad_jax.setup import builders, eval_jobs
 from notepad_jax.setup.config.whole import Config
@@ -54,7 +54,7 @@ async def unknown(
     async with subject.opened(rules) as completer:
         reader = Reader(
             completer, subject.tokenizer, subject.template, rules,
-            evaluate.sampling(config, subject), lambda task: (), e.at_once,
+            measuring.sampling(config, subject), lambda task: (), e.at_once,
         )  # fmt: skip
         for first in itertools.count(0, ASKED_AT_ONCE):
             numbers = range(first, first + ASKED_AT_ONCE)

@@ -79,6 +79,14 @@ class Spool:
             while block := file.read(1 << 20):
                 yield block
 
+    def __getstate__(self) -> bytes:
+        """Returns everything that was added, for another process, and closes the spool."""
+        return b"".join(self.blocks())
+
+    def __setstate__(self, added: bytes) -> None:
+        self.__init__()
+        self.file.write(added)
+
 
 @dataclasses.dataclass(frozen=True)
 class Kept:

@@ -90,6 +90,10 @@ class Watch:
         with self._lock:
             return self._past + self._current()
 
+    def elsewhere(self, change: int) -> None:
+        """Has a process of ours begin (1) or end (-1) to compile."""
+        self._count(WORK[-1], change)
+
     def _current(self) -> float:
         return time.perf_counter() - self._since if self._under_way > 0 else 0.0
 

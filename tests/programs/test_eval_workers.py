@@ -1,0 +1,170 @@
+"""Worker processes read what one process reads, to the last byte, and end with it."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import jax
+import pytest
+
+from notepad_jax.planner.machine import MachineMemory
+from notepad_jax.programs import eval_workers, evaluate, subjects
+from notepad_jax.setup import configuration, eval_jobs
+from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.types import CompleterFailed
+
+SMALL = (
+    "--config.policy=data/starter",
+    "--config.evaluate.lengths=2k",
+    "--config.evaluate.questions=6",
+    "--config.evaluate.questions_per_document=3",
+    "--config.evaluate.archive_turns=2",
+    "--config.engine.slots=16",
+)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The children that were started; any work is worth it."""
+    children, child = [], eval_workers.Child
+
+    def start(*what):
+        children.append(child(*what))
+        return children[-1]
+
+    monkeypatch.setattr(eval_workers, "Child", start)
+    monkeypatch.setattr(eval_workers, "WORTH", 0)
+    return children
+
+
+def read(folder, screen=None, *words):
+    config = configuration.load("quickstart", [*SMALL, *words])
+    screen = SilentScreen() if screen is None else screen
+    return evaluate.run(config, subjects.named(config, screen), folder, screen)
+
+
+def on_disk(folder):
+    """Readings with memories and turns, without clocks and the seals of their lines."""
+    found = {}
+    for line in (folder / "readings.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        result = one["reading"]
+        clocks = [result.pop("began"), result.pop("seconds")]
+        clocks += [memory.pop("seconds") for memory in one["memories"]]
+        assert all(clock >= 0 for clock in clocks)
+        kept = {part: one.get(part) for part in ("memories", "turns", "pieces")}
+        found[result["length"], result["task_id"]] = result, kept
+    return found
+
+
+class Watched(SilentScreen):
+    """A screen that counts turns, and calls `at` when the first of them are done."""
+
+    def __init__(self, at=lambda: None):
+        self.turns, self.rates, self._at = 0, [], at
+
+    def advance(self, amount=1, **shown):
+        self.turns += amount
+        if self.turns:
+            self._at()
+
+    def work(self, tokens, turns, seconds):
+        self.rates.append((tokens, turns, seconds))
+
+
+def gone(children):
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child._process.pid, 0)
+    return True
+
+
+def test_workers_make_the_readings_of_one_process(tmp_path, started):
+    one = read(tmp_path / "one", None, "--config.engine.per_cpu=1")
+    assert not started  # one engine is this process's own
+    screen = Watched()
+    two = read(tmp_path / "two", screen)
+    assert len(started) == 2 and gone(started)
+    expected = on_disk(tmp_path / "one")
+    assert on_disk(tmp_path / "two") == expected and len(expected) == 6
+    assert sum(kept["turns"] is not None for _, kept in expected.values()) == 2
+    assert [s.accuracy.mean for s in two.by_length] == [s.accuracy.mean for s in one.by_length]
+    turns = sum(result["turns"] for result, _ in expected.values())
+    assert screen.turns == turns == sum(turns for _, turns, _ in screen.rates)
+
+
+@pytest.mark.slow
+def test_whoever_kills_a_worker_loses_no_reading(tmp_path, started):
+    words = "--config.evaluate.lengths=2k,4k", "--config.evaluate.questions=12"
+    read(tmp_path / "one", None, "--config.engine.per_cpu=1", *words)
+    expected = on_disk(tmp_path / "one")
+
+    def kill():
+        os.kill(started[-1]._process.pid, signal.SIGKILL)
+
+    with pytest.raises(CompleterFailed, match=r"ended \(SIGKILL\).*What was read is kept"):
+        read(tmp_path / "killed", Watched(kill), *words)
+    assert gone(started)
+    read(tmp_path / "killed", None, *words)
+    assert on_disk(tmp_path / "killed") == expected and len(expected) == 24 and gone(started)
+
+
+def test_what_a_worker_cannot_load_is_its_own_error_here(tmp_path, started):
+    with pytest.raises(ValueError, match="nowhere"):
+        config = configuration.load("quickstart", SMALL)
+        subject = subjects.named(config, SilentScreen())
+        policy = dataclasses.replace(subject.policy, name=str(tmp_path / "nowhere"))
+        elsewhere = dataclasses.replace(subject, policy=policy)
+        evaluate.run(config, elsewhere, tmp_path / "run", SilentScreen())
+    assert len(started) == 2 and gone(started)
+
+
+def test_cores_are_shared_out(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3, 4, 6, 7}, raising=False)
+    assert eval_workers._cores(2) == [[1, 4, 7], [3, 6]]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5}, raising=False)
+    assert eval_workers._cores(2) == [[5], [5]]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert eval_workers._cores(2) == [[], []]
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """How many workers a config's readings get, if `turns` are enough."""
+
+    def count(*words, see=None):
+        config = configuration.load("quickstart", [*SMALL, *words])
+        subject = subjects.named(config, SilentScreen())
+        jobs = eval_jobs.jobs(config, {2048: eval_jobs.tasks_of_length(config, 2048)})
+        return eval_workers.count(config, subject, jobs, *([see] if see else []))
+
+    return count
+
+
+def test_workers_are_for_what_takes_long_and_can_be_sent_and_fits(counted, monkeypatch):
+    assert counted() == 0  # a second of work
+    monkeypatch.setattr(eval_workers, "WORTH", 0)
+    assert counted() == 2 and counted("--config.engine.per_cpu=3") == 3
+    assert counted("--config.engine.per_cpu=1") == 1
+    assert counted("--config.evaluate.reward=tests.somewhere:function") == 0
+    assert counted("--config.reading.memory_update=tests.somewhere:function") == 0
+    little = lambda device: MachineMemory(8 * 10**9, 2 * 10**9)  # noqa: E731
+    assert counted(see=little) == 0
+    monkeypatch.setattr(eval_workers, "_can_be_sent", lambda job: False)
+    assert counted() == 0
+
+
+def test_documents_that_cannot_be_sent_are_found():
+    config = configuration.load("quickstart", SMALL)
+    (job,) = eval_jobs.jobs(config, {2048: eval_jobs.tasks_of_length(config, 2048)})
+    assert eval_workers._can_be_sent(job)
+    with open(os.devnull) as file:
+        task = dataclasses.replace(job.items[0].task, document=file)
+        item = dataclasses.replace(job.items[0], task=task)
+        assert not eval_workers._can_be_sent(dataclasses.replace(job, items=(item,)))
+
+
+def test_there_is_one_cpu_here():
+    """What the tests above rely on: workers are for engines that share a device."""
+    assert len(jax.local_devices()) == 1
