@@ -257,7 +257,6 @@ def get_config() -> ConfigDict:
             cache_dtype="",  # of keys and values; "" for that of activations
             give_back=False,  # the cache's memory to the update, and take it again after it
             share_prefixes=True,
-            read_ahead=False,
             use_drafts=True,  # verify the old memory in one launch instead of decoding it
         )
     )

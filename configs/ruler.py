@@ -96,7 +96,6 @@ def get_config() -> ConfigDict:
             row_tokens=8192,
             cache_dtype="",  # as activations
             share_prefixes=True,
-            read_ahead=False,
             use_drafts=True,
         )
     )

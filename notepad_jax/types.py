@@ -263,16 +263,13 @@ class Prompt:
     """The tokens that the policy is asked to continue: `shared` then `tail`.
 
     `shared` is what other prompts of the same group (or document) begin with too;
-    an engine prefills equal `shared` parts once. `draft` and `ahead` are hints that
-    change the speed of an engine and never its answer: a likely completion (the old
-    memory and the stop token), and what makes the `shared` part of this reading's next prompt,
-    which is called by engines that read ahead.
+    an engine prefills equal `shared` parts once. `draft` is a hint that changes the speed of an
+    engine and never its answer: a likely completion (the old memory and the stop token).
     """
 
     shared: Tokens
     tail: Tokens  # never empty
     draft: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
-    ahead: Callable[[], Tokens] = lambda: NO_TOKENS
     begun: int = 0  # of the tail, the last ones that the policy wrote: its reply goes on from them
 
     def __post_init__(self) -> None:

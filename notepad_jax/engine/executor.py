@@ -304,7 +304,7 @@ def arguments_of(
         return launches.read_prefixes, (*before, layout.prefix_row(settings, [], shape.tokens))
     if isinstance(shape, TailRow):
         nothing = SamplingParams(0.0, 1.0, 1, (), 0)
-        nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, NO_TOKENS, pages=(0,))
+        nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, pages=(0,))
         plan = tail_rows.row_plan(settings, [nobody], [0], shape.tokens, [0])
         row = tail_rows.tail_row(settings, plan, [nobody])
         return launches.start_tails, (*before, masks.abstract(settings, mesh, row))

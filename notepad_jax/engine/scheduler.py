@@ -19,7 +19,7 @@ import enum
 from collections.abc import Sequence
 
 from notepad_jax import packing
-from notepad_jax.engine.pages import CachedPrefix, Key, PagePool, PrefixCache
+from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.types import (
     NO_TOKENS,
@@ -55,7 +55,6 @@ class Context:
     shared: Tokens  # what of the prompt is read through the prefix cache; may be empty
     tail: Tokens  # the rest of the prompt
     draft: Tokens
-    ahead: Tokens  # a prefix that will be asked for next
     shares: bool = False  # whether what its tail begins with is computed once for all that do
     stage: Stage = Stage.WAITING
     version: int = -1  # of the policy; given at admission
@@ -126,7 +125,6 @@ class Scheduler:
         version: int,
         *,
         share_prefixes: bool = True,
-        read_ahead: bool = False,
         use_drafts: bool = True,
     ):
         self.settings = settings
@@ -135,7 +133,7 @@ class Scheduler:
         self.prefixes = PrefixCache(self.pool, settings.page_size)
         self.running: list[Context] = []  # in order of admission
         self._waiting: collections.deque[Context] = collections.deque()
-        self._share, self._ahead, self._drafts = share_prefixes, read_ahead, use_drafts
+        self._share, self._drafts = share_prefixes, use_drafts
 
     @property
     def idle(self) -> bool:
@@ -160,7 +158,7 @@ class Scheduler:
                 f"{self.settings.row_tokens}; raise engine.row_tokens"
                 + (f", or engine.pages to {need} to share the rest" if need else "")
             )
-        # Draft and read-ahead are hints: what of them does not fit is left out.
+        # A draft is a hint: what of it does not fit is left out.
         likely, most = prompt.draft, min(room, sampling.max_new_tokens)
         likely = likely if len(likely) <= most else likely[:most]
         if sampling.scored and not 0 < len(likely) == len(prompt.draft) == sampling.max_new_tokens:
@@ -172,12 +170,9 @@ class Scheduler:
         matcher = None
         if sampling.grammar is not None:  # the host says what may follow each token: one at a time
             draft, matcher = NO_TOKENS, sampling.grammar.matcher(sampling.stop_ids)
-        ahead = prompt.ahead() if self._share and self._ahead else NO_TOKENS
-        if len(ahead) > self.settings.max_prompt:
-            ahead = NO_TOKENS
         # Of what is scored, each token's successor is looked up in the row: it stands alone.
         shares = self._share and not sampling.scored
-        context = Context(sampling, shared, tail, draft, ahead, shares, matcher=matcher)
+        context = Context(sampling, shared, tail, draft, shares, matcher=matcher)
         self._waiting.append(context)
         return context
 
@@ -219,8 +214,6 @@ class Scheduler:
             admitted.append(self._waiting.popleft())
             if len(new) == found:
                 saved += len(admitted[-1].shared)
-        if self._share and self._ahead:
-            self._look_ahead(admitted, new)
         assert self.running or not self._waiting, "nobody runs and yet somebody waits"
         return Admission(self.version, tuple(new), tuple(admitted), saved)
 
@@ -303,27 +296,6 @@ class Scheduler:
         context.prefix, context.version, context.stage = prefix, self.version, Stage.RUNNING
         self.running.append(context)
         return True
-
-    def _key(self, context: Context, prefix: Tokens) -> Key:
-        return self.prefixes.key(self.version, context.sampling.adapters, prefix)
-
-    def _look_ahead(self, admitted: list[Context], new: list[CachedPrefix]) -> None:
-        """Reads what the admitted will ask for next, with pages that no other turn wants."""
-        s = self.settings
-        wanted = {self._key(context, context.shared) for context in self._waiting}
-        kept = [e for e in self.prefixes if e.key in wanted]
-        for entry in kept:
-            self.prefixes.use(entry)
-        for context in admitted:
-            ahead, whose = context.ahead, (self.version, context.sampling.adapters)
-            if len(ahead) < s.page_size or self.prefixes.find(*whose, ahead) is not None:
-                continue
-            if s.pages_for(len(ahead)) > self.pool.free + self.prefixes.unused:
-                break
-            kept.append(self.prefixes.add(*whose, ahead))
-            new.append(kept[-1])
-        for entry in kept:
-            self.prefixes.leave(entry)
 
     def _release(self, context: Context, stage: Stage) -> None:
         self.running.remove(context)

@@ -65,13 +65,12 @@ class EngineService:
         snapshot: PolicySnapshot,
         *,
         share_prefixes: bool = True,
-        read_ahead: bool = False,
         use_drafts: bool = True,
     ):
         self.stats = EngineStats()
         self.scheduler = Scheduler(
             executor.settings, snapshot.version, share_prefixes=share_prefixes,
-            read_ahead=read_ahead, use_drafts=use_drafts,
+            use_drafts=use_drafts,
         )  # fmt: skip
         self._executor = executor
         self._params = self._weights(snapshot)  # of the resident versions

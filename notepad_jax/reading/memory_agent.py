@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -85,13 +84,9 @@ def prompt(
         asked = template.answer_prompt(state.question_tokens, state.memory_tokens)
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
-    # Made while this one is read; and so it is known, already now, whether this is the last.
-    following = chunk_or_none(state.chunks, state.next_chunk + 1)
     return TurnKind.UPDATE, template.update_prompt(
-        state.question_tokens, chunk, state.memory_tokens,
-        ahead=functools.partial(_ahead, rules, template, state.question_tokens, following),
-        keeps=rules.keeps, like=like,
-    )  # fmt: skip
+        state.question_tokens, chunk, state.memory_tokens, keeps=rules.keeps, like=like
+    )
 
 
 def written(completion: Completion) -> Tokens:
@@ -308,15 +303,3 @@ async def rewrite(
     greedy = dataclasses.replace(sampling, temperature=0.0)
     async for probe, then in read(completer, template, rules, ended, greedy):
         yield probe, then
-
-
-def _ahead(
-    rules: Rules, template: Template, question_tokens: Tokens, following: Tokens | None
-) -> Tokens:
-    """The shared part of the prompt after this one, for engines that prefill it early.
-
-    What several contexts of an answer share holds the memory, which is not known yet.
-    """
-    if following is None:
-        return template.answer_shared() if rules.answer_chunks == 1 else NO_TOKENS
-    return template.update_shared(question_tokens, following)

@@ -333,7 +333,6 @@ def service(
             around(Executor(settings, device)),
             policy_there,
             share_prefixes=engine.share_prefixes,
-            read_ahead=engine.read_ahead,
             use_drafts=engine.use_drafts,
         )
 

@@ -44,6 +44,8 @@ NEEDS = {
     "build": ("sources",),
     "warmup": ("lessons",),
 }
+# Keys that an earlier version saved with its runs; none of them changed a result.
+GONE = frozenset({"engine.read_ahead"})
 USUAL = {"build": "ruler", "warmup": "starter"}  # of the others: quickstart
 
 
@@ -73,6 +75,8 @@ def load(
     values = keys.flat(config)
     values |= {key: value for key, value in keys.flat(lent or {}).items() if key in values}
     for key, value in keys.flat(saved or {}).items():
+        if key in GONE:
+            continue
         if key not in values:
             where = "saved with the run, in its config.json"
             raise ConfigProblem(f"{keys.unknown(key, values)} ({where})")

@@ -28,7 +28,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -136,7 +136,6 @@ class Template:
         question: Tokens,
         chunk: Tokens,
         memory: Tokens,
-        ahead: Callable[[], Tokens] = lambda: NO_TOKENS,
         keeps: bool = False,
         like: Prompt | None = None,
     ) -> Prompt:
@@ -150,24 +149,16 @@ class Template:
         values = {"question": question, "chunk": chunk, "memory": shown}
         shared = _fill(self._update_shared, values)
         if like is not None and "chunk" in self._shared_names:
-            return Prompt(shared, like.tail, like.draft, ahead)
+            return Prompt(shared, like.tail, like.draft)
         same = self.keep if keeps and len(self.keep) else shown
         tail, draft = _fill(self._update_tail, values), _whole([same, self._stop])
-        return Prompt(shared, tail, draft, ahead)
-
-    def update_shared(self, question: Tokens, chunk: Tokens) -> Tokens:
-        """Returns the shared part of an update turn's prompt, known before its memory is."""
-        return _fill(self._update_shared, {"question": question, "chunk": chunk})
+        return Prompt(shared, tail, draft)
 
     def answer_prompt(self, question: Tokens, memory: Tokens) -> Prompt:
         """Returns the prompt of the answer turn."""
         values = {"question": question, "memory": self.shown_memory(memory)}
         cut = _answer_cut(self.answer)
         return Prompt(_fill(self.answer[:cut], values), _fill(self.answer[cut:], values))
-
-    def answer_shared(self) -> Tokens:
-        """Returns the shared part of answer prompts: the literal text before any placeholder."""
-        return _fill(self.answer[: _answer_cut(self.answer)], {})
 
     def direct_prompt(self, question: Tokens, text: Tokens) -> Prompt:
         """Returns a prompt of one turn over `text`, a document or an excerpt, and the question.

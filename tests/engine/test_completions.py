@@ -166,12 +166,6 @@ def test_few_slots_and_pages_give_the_same_completions(shared_run):
     assert ids(run(settings=small)[0]) == ids(shared_run[0])
 
 
-def test_read_ahead_changes_nothing_but_the_work(shared_run):
-    ahead, service = run(read_ahead=True)
-    assert ids(ahead) == ids(shared_run[0])
-    assert service.stats.prefix_tokens > shared_run[1].stats.prefix_tokens
-
-
 def test_completions_end_at_a_stop_or_at_their_length(shared_run):
     for completion, sampling in zip(shared_run[0], samplings(), strict=True):
         body = completion.tokens[:-1]

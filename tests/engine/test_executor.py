@@ -193,7 +193,7 @@ def test_150_launches_in_company_give_what_each_gives_alone():
 
     async def in_company(exact):
         runner = tiny.executor(LITTLE)
-        async with EngineService(runner, PolicySnapshot(0, params), read_ahead=True) as service:
+        async with EngineService(runner, PolicySnapshot(0, params)) as service:
 
             async def reader(first):
                 for number in range(first, 90, 9):
@@ -201,8 +201,7 @@ def test_150_launches_in_company_give_what_each_gives_alone():
                     cut = int(rng.integers(0, len(known) + 1))
                     wrong = tokens(rng.integers(4, 60, 3))
                     draft = tokens(np.concatenate([known[:cut], wrong]))
-                    ahead = shared[rng.integers(0, 4)]
-                    ask = Prompt(prompt.shared, prompt.tail, draft, lambda ahead=ahead: ahead)
+                    ask = Prompt(prompt.shared, prompt.tail, draft)
                     if rng.random() < 0.2:
                         doomed = asyncio.ensure_future(service.complete(ask, turn))
                         for _ in range(rng.integers(1, 9)):

@@ -19,12 +19,10 @@ SMALL = EngineSettings(
 )  # fmt: skip
 
 
-def prompt(which: int, shared: int, tail: int, draft: int = 0, ahead: int = 0) -> Prompt:
+def prompt(which: int, shared: int, tail: int, draft: int = 0) -> Prompt:
     """Prompts of the same `which` share their shared part."""
     ids = lambda n, start: tokens(start + np.arange(n) % 40)  # noqa: E731
-    return Prompt(
-        ids(shared, 4 + which), ids(tail, 5), ids(draft, 6), lambda: ids(ahead, 20 + which)
-    )
+    return Prompt(ids(shared, 4 + which), ids(tail, 5), ids(draft, 6))
 
 
 def sampling(length: int = 12) -> SamplingParams:
@@ -122,18 +120,6 @@ def test_unused_prefixes_go_oldest_first():
     assert kept == {4 + 2, 4 + 0, 4 + 3}
 
 
-def test_read_ahead_takes_what_is_left_over():
-    """Two turns need 15 pages; a prefix ahead has 5. Those ahead never evict one another."""
-    for pages, read in ((19, [4, 5]), (20, [4, 5, 20]), (25, [4, 5, 20, 21])):
-        few = dataclasses.replace(SMALL, pages=pages)
-        scheduler = Scheduler(few, 0, read_ahead=True)
-        scheduler.submit(prompt(0, 40, 8, ahead=40), sampling())
-        scheduler.submit(prompt(1, 40, 8, ahead=40), sampling(1))
-        admission = scheduler.admit()
-        assert len(admission.contexts) == 2
-        assert [prefix.tokens[0] for prefix in admission.prefixes] == read
-
-
 def test_two_versions_may_be_resident_and_no_third():
     scheduler = Scheduler(SMALL, 0)
     old = scheduler.submit(prompt(0, 16, 4), sampling())
@@ -162,15 +148,15 @@ def sizes(draw) -> EngineSettings:
     )  # fmt: skip
 
 
-@given(data=st.data(), engine=sizes(), share=st.booleans(), ahead=st.booleans())
+@given(data=st.data(), engine=sizes(), share=st.booleans())
 @settings(
     max_examples=1500, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-def test_any_schedule(data, engine, share, ahead):
+def test_any_schedule(data, engine, share):
     """Submissions, cancellations and adoptions in any order; all that must hold after each."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    scheduler = Scheduler(engine, 0, share_prefixes=share, read_ahead=ahead)
+    scheduler = Scheduler(engine, 0, share_prefixes=share)
     asked, started, ended, read = [], [], [], set()
 
     def one_round() -> None:
@@ -195,7 +181,7 @@ def test_any_schedule(data, engine, share, ahead):
             shared = int(rng.integers(0, engine.max_prompt))
             tail = int(rng.integers(1, engine.max_prompt - shared + 1))
             length = int(rng.integers(1, engine.max_new_tokens + 1))
-            p = prompt(int(rng.integers(0, 3)), shared, tail, length, int(rng.integers(0, 70)))
+            p = prompt(int(rng.integers(0, 3)), shared, tail, length)
             asked.append(scheduler.submit(p, sampling(length)))
         elif act == 3 and asked:
             scheduler.cancel(asked[rng.integers(0, len(asked))])

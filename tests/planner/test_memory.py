@@ -369,7 +369,7 @@ def test_with_the_least_pages_every_turn_is_admitted_with_its_prefix_shared(
     sized = dataclasses.replace(sized, pages=memory.least_pages(sized))
     shared = min(prompt - 1, int(part * prompt))
     ids = np.arange(prompt, dtype=np.int32)
-    asked = Prompt(ids[:shared], ids[shared:], NO_TOKENS, NO_TOKENS)
+    asked = Prompt(ids[:shared], ids[shared:], NO_TOKENS)
     scheduler = Scheduler(sized, 0)
     context = scheduler.submit(asked, SamplingParams(1.0, 1.0, most, (), 0))
     assert len(context.shared) == (shared if shared >= page else 0)

@@ -119,13 +119,10 @@ def test_memories_can_be_played_again():
     assert [m.tolist() for m in again] == [[300], [300], [301], [301], [301]]
 
 
-def test_hints_name_the_draft_and_the_next_shared_part():
+def test_the_draft_is_the_memory_as_it_is():
     pairs = turns_of(fakes.first_of_chunk(), memory_agent.start(QUESTION, chunks(8)))
     prompts = [turn.prompt for turn, _ in pairs]
     assert prompts[1].draft.tolist() == [300, 2]
-    assert np.array_equal(prompts[0].ahead(), prompts[1].shared)
-    assert np.array_equal(prompts[1].ahead(), prompts[2].shared)
-    assert len(prompts[2].ahead()) == 0
 
 
 def test_no_two_turns_share_noise():

@@ -228,6 +228,11 @@ def test_a_saved_key_that_is_not_known_is_named_and_a_lent_one_left_out():
     assert configuration.load("quickstart", (), {"steps": 2}, lent).steps == 2
 
 
+def test_a_key_that_an_earlier_version_saved_is_passed_over():
+    saved = {"engine": {"read_ahead": False, "slots": 3}}
+    assert configuration.load("quickstart", (), saved).engine.slots == 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_is_in_the_shipped_config_of_its_kind(name):
     """With its usual value: people look there."""

@@ -48,10 +48,9 @@ def test_shared_never_depends_on_the_memory(name):
     one = template.update_prompt(QUESTION, CHUNK, MEMORY)
     two = template.update_prompt(QUESTION, CHUNK, tokens([330, 331, 332]))
     assert np.array_equal(one.shared, two.shared)
-    assert np.array_equal(one.shared, template.update_shared(QUESTION, CHUNK))
     assert len(one.tail) and len(one.shared)
     last = template.answer_prompt(QUESTION, MEMORY)
-    assert np.array_equal(last.shared, template.answer_shared())
+    assert np.array_equal(last.shared, template.answer_prompt(QUESTION, tokens([330])).shared)
     for part in (QUESTION, MEMORY, CHUNK):
         where(one.tokens, part)
     assert len(one.tokens) == template.longest_prompt(2, 3, 1) or name != "question_last"
@@ -95,7 +94,7 @@ def test_chunk_before_memory_before_question_is_cut_at_the_memory(tmp_path):
     prompt = template.update_prompt(QUESTION, CHUNK, MEMORY)
     assert prompt.shared.tolist() == [*tok.encode("the"), *CHUNK, *tok.encode("of")]
     assert len(template.keep) == 0
-    assert len(template.answer_shared()) == 0
+    assert len(template.answer_prompt(QUESTION, MEMORY).shared) == 0
 
 
 def test_chat_wraps_both_turns_and_ends_with_a_line_break(tmp_path):

@@ -67,7 +67,6 @@ class How:
     stops: tuple[int, ...] = (2,)
     drafts: bool = True
     share: bool = True
-    ahead: bool = False
     page_size: int = 4
     slots: int = 4
     steps: int = 2
@@ -140,7 +139,7 @@ class Loop:
         watched = slots.Watched(slots.executor(how.engine(rules)), launched)
         self.service = EngineService(
             self.begun.around(Metered(watched, lambda *told: None)), PolicySnapshot(-1, None),
-            share_prefixes=how.share, read_ahead=how.ahead, use_drafts=how.drafts,
+            share_prefixes=how.share, use_drafts=how.drafts,
         )  # fmt: skip
         self.right = Right(self.service, how)
         stream, tokenizer = TaskStream(RECORDS, 2, 0, None), fakes.tokenizer()
@@ -256,7 +255,7 @@ def test_whatever_runs_how_fast_the_same_is_learnt_from(answer_chunks, carry, st
     learnt_from = set()
     fast = itertools.product((True, False), (True, False), (4, 8), (2, 9), (1, 3))
     for number, (drafts, share, page_size, at_once, steps) in enumerate(fast):
-        how = How(answer_chunks, carry, stops, drafts, share, number % 5 == 0, page_size, at_once,
+        how = How(answer_chunks, carry, stops, drafts, share, page_size, at_once,
                   steps, more_pages=number % 7)  # fmt: skip
         loop = go(how, tmp_path / str(number), 1)
         assert len(loop.batches) == 1
@@ -308,7 +307,7 @@ def hows(draw) -> How:
     flip = st.booleans()
     return How(
         answer_chunks, carry, draw(st.sampled_from([(2,), (2, 7)])), draw(flip), draw(flip),
-        draw(flip), page_size=draw(st.sampled_from([1, 2, 4, 8])), slots=draw(st.integers(1, 9)),
+        page_size=draw(st.sampled_from([1, 2, 4, 8])), slots=draw(st.integers(1, 9)),
         steps=draw(st.integers(1, 4)), more_pages=draw(st.integers(0, 30)),
         local=draw(st.sampled_from([0, 2])), staleness=draw(st.integers(0, 1)),
         give_back=draw(flip), unsound=draw(flip),

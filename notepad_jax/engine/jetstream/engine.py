@@ -122,7 +122,7 @@ class PagedEngine(compat.Engine):
                 f"raise engine.pages, or lower engine.slots"
             )
         pages = state.pool.allocate(need)
-        state.slots[slot] = Context(sampling, NO_TOKENS, prompt, NO_TOKENS, NO_TOKENS, pages=pages)
+        state.slots[slot] = Context(sampling, NO_TOKENS, prompt, NO_TOKENS, pages=pages)
         state.gone[slot] = prefix.asked.gone
         # The last prompt token is decoded again: its launch samples the first new token.
         at = np.arange(prefix.length - 1)

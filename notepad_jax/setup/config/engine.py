@@ -82,10 +82,6 @@ class EngineKeys:
         "true, false",
         "read equal prefixes once. `false` is for comparison; raise `row_tokens` with it",
     )
-    read_ahead: bool = key(
-        "true, false",
-        "prefill the next chunk while the current turn still decodes",
-    )
     use_drafts: bool = key(
         "true, false",
         "guess that the memory stays, and verify the guess in one launch. Exact",
