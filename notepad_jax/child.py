@@ -2,8 +2,8 @@
 
 A fork of a process with jax in it may hang, and `multiprocessing` starts a child by running the
 user's script once more. A child here runs nothing but its work, which gets one end of a pipe; the
-other end is its `Child`'s. It leaves where no process is at that end, and signals of a terminal do
-not reach it. What it prints is kept from the screen, and read when it has died. Above: planner's
+other end is its `Child`'s. It leaves where no process is at that end, and leaves Ctrl-C to that
+process. What it prints is kept from the screen, and read when it has died. Above: planner's
 `subprocesses` and programs' `eval_workers`.
 """
 
@@ -66,7 +66,7 @@ class Child:
                 # -P: nothing in the working folder is taken for a module of python's.
                 [sys.executable, "-P", "-c", BEGIN, str(theirs.fileno()), *map(str, cores)],
                 stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
-                pass_fds=[theirs.fileno()], process_group=0,
+                pass_fds=[theirs.fileno()],
                 env={**os.environ, **(environment or {}), "PYTHONPATH": path},
             )  # fmt: skip
         self.send(work)
@@ -110,6 +110,7 @@ class Child:
 
 def begin() -> None:
     """Does the work of this process, a child, which `Child` has started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     fd, *cores = map(int, sys.argv[1:])
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before any library counts them

@@ -1,12 +1,11 @@
 """Worker processes of an evaluation on a CPU: each reads whole documents with an engine of its own.
 
-Engines of one process take turns at python's lock, and the products of one wait for the other's:
-processes with a core each read 1.3 to 1.5 times as much (docs/performance.md). A worker loads the
-policy by its name, gets the readings of a document, and the next document's when it has room;
-every result and trace comes back and is written here. So a reading is what it is in one process,
-and an evaluation may go on in either. A policy is worth it from `WORTH` on; whatever is this
-process's alone (a user's function, a document that cannot be sent) is read here. Above: evaluate;
-below: measuring and `child`.
+Engines of one process wait for each other at python's lock; processes with cores of their own make
+1.1 to 1.3 times as many turns (docs/performance.md). A worker loads the policy by its name, gets
+the readings of a document, and of the next one when it has room; every result and trace comes back
+and is written here. So a reading is what it is in one process, and an evaluation may go on in
+either. Less than `WORTH` is read here, as is whatever is this process's alone: a user's function, a
+document that cannot be sent. Above: evaluate; below: measuring and `child`.
 """
 
 from __future__ import annotations
@@ -52,18 +51,14 @@ def count(
     config: Config, subject: subjects.Subject, jobs: Sequence[EvalJob], see: Look = look
 ) -> int:
     """Returns how many workers shall read the jobs; less than 2: none, they are read here."""
-    policy = subject.policy
-    if policy is None or not jobs or any(":" in name for name in _functions(config)):
+    policy, own = subject.policy, (config.reading.memory_update, config.evaluate.reward)
+    if policy is None or not jobs or any(":" in name for name in own):
         return 0
     turns = sum(len(job.items) * job.turns for job in jobs)
     if turns * parameters.count(policy.config) < WORTH or not all(map(_can_be_sent, jobs)):
         return 0
     longest = max((job.rules for job in jobs), key=lambda rules: rules.chunk_size)
     return memory.processes(config.engine, policy, longest, subject.template, see)
-
-
-def _functions(config: Config) -> tuple[str, str]:
-    return config.reading.memory_update, config.evaluate.reward
 
 
 def _can_be_sent(job: EvalJob) -> bool:
@@ -144,10 +139,12 @@ class EvalWorkers:
         under_way: dict[int, int] = {}  # readings that it was asked for, by share
         while True:
             with self._alone:
+                shares = []
                 while job.left and sum(under_way.values()) < most:
-                    share = job.left.popleft()
-                    under_way[share.number] = len(share.items)
-                    child.send(share)
+                    shares.append(job.left.popleft())
+                    under_way[shares[-1].number] = len(shares[-1].items)
+            for share in shares:
+                child.send(share)
             if not under_way:
                 return
             heard = child.receive()
