@@ -9,6 +9,7 @@ process. What it prints is kept from the screen, and read when it has died. Abov
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -74,10 +75,8 @@ class Child:
     def send(self, what: Any) -> None:
         """Sends an object; one that has died does not get it, and `receive` says so."""
         packed = pickle.dumps(what)
-        try:
+        with contextlib.suppress(OSError):
             self._pipe.send_bytes(packed)
-        except OSError:
-            pass
 
     def receive(self) -> Any:
         """Waits for what the child sends next; `Died` where it ended instead."""
@@ -114,11 +113,9 @@ def begin() -> None:
     fd, *cores = map(int, sys.argv[1:])
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before any library counts them
-    with Connection(fd) as pipe:
-        try:
-            pipe.recv()(pipe)
-        except (EOFError, BrokenPipeError):  # no process is left to work for
-            pass
+    # They are raised where no process is left to work for.
+    with Connection(fd) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
+        pipe.recv()(pipe)
 
 
 def sendable(error: Exception) -> Exception:
