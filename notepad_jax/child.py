@@ -2,9 +2,9 @@
 
 A fork of a process with jax in it may hang, and `multiprocessing` starts a child by running the
 user's script once more. A child here runs nothing but its work, which gets one end of a pipe; the
-other end is its `Child`'s. It leaves where no process is at that end, and leaves Ctrl-C to that
-process. What it prints is kept from the screen, and read when it has died. Above: planner's
-`subprocesses` and programs' `eval_workers`.
+other end is its `Child`'s. It leaves when it asks and no process is at that end, and leaves signals
+(Ctrl-C, a SIGTERM to all) to that process. What it prints is kept from the screen, and read when it
+has died. Above: planner's `subprocesses` and programs' `eval_workers`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
+
+from notepad_jax.types import CompleterFailed
 
 # Of all that a dying process writes, the line that says why.
 TELLING = re.compile(r"Check fail|RET_CHECK|overflow|Fatal|\] F\d|^F\d{4}|bad_alloc|\*\*\* SIG")
@@ -61,16 +63,20 @@ class Child:
     ) -> None:  # fmt: skip
         self._said = tempfile.TemporaryFile()
         self._pipe, theirs = multiprocessing.Pipe()
-        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        path = os.pathsep.join(os.fspath(place) or os.getcwd() for place in sys.path)
         with theirs:
             self._process = subprocess.Popen(
-                # -P: nothing in the working folder is taken for a module of python's.
+                # -P: its path is this process's, and begins with no folder of its own.
                 [sys.executable, "-P", "-c", BEGIN, str(theirs.fileno()), *map(str, cores)],
                 stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **(environment or {}), "PYTHONPATH": path},
             )  # fmt: skip
-        self.send(work)
+        try:
+            self.send(work)
+        except BaseException:  # it cannot be pickled
+            self.close()
+            raise
 
     def send(self, what: Any) -> None:
         """Sends an object; one that has died does not get it, and `receive` says so."""
@@ -109,7 +115,8 @@ class Child:
 
 def begin() -> None:
     """Does the work of this process, a child, which `Child` has started."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     fd, *cores = map(int, sys.argv[1:])
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before any library counts them
@@ -119,10 +126,14 @@ def begin() -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """Returns an error of this process as another one can have it, with its traceback as a note."""
-    error.add_note("".join(traceback.format_exception(error)))
+    """Returns an error of this process as another one can have it, with its traceback as a note.
+
+    One of a class that cannot be sent is of the nearest that can and that programs tell apart.
+    """
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of a class that takes other arguments than it has
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        sent = pickle.loads(pickle.dumps(error))
+    except Exception:  # its class is made with other arguments than it has, or is nowhere to find
+        nearest = (k for k in (CompleterFailed, ValueError, OSError) if isinstance(error, k))
+        sent = next(nearest, RuntimeError)(f"{type(error).__name__}: {error}")
+    sent.__notes__ = ["".join(traceback.format_exception(error))]  # and none of those it has
+    return sent

@@ -16,6 +16,7 @@ def echo(pipe):
 def about(pipe):
     pipe.send((os.environ["SAID"], sorted(os.sched_getaffinity(0)), sys.path))
     os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
     pipe.send("goes on")
 
 
@@ -33,7 +34,7 @@ def test_it_answers_until_nobody_asks():
     child.close()
 
 
-def test_it_has_its_cores_its_variables_and_our_path_and_leaves_ctrl_c_to_us():
+def test_it_has_its_cores_its_variables_and_our_path_and_leaves_signals_to_us():
     core = min(os.sched_getaffinity(0))
     child = Child(about, [core], {"SAID": "this"})
     said, cores, path = child.receive()
@@ -49,5 +50,8 @@ def test_an_error_is_sent_as_itself_or_as_its_words():
     except OSError as problem:
         sent = sendable(problem)
     assert type(sent) is FileNotFoundError and "test_an_error" in sent.__notes__[0]
-    odd = sendable(Odd("this", "that"))
-    assert type(odd) is RuntimeError and str(odd) == "Odd: this and that"
+    odd = Odd("this", "that")
+    for _ in range(40):  # one error of all readings of a document
+        sent = sendable(odd)
+    assert type(sent) is ValueError and str(sent) == "Odd: this and that"
+    assert not hasattr(odd, "__notes__") and len(sent.__notes__) == 1

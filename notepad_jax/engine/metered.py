@@ -80,6 +80,6 @@ class Metered:
             tokens, seconds = self._tokens + written, time.perf_counter() - self._began
             self._tokens, self._began = 0, 0.0
             self._told(tokens, sum(map(Sampled.ends, sampled, contexts)), seconds)
-        elif not contexts:  # nothing waits for what was read ahead
+        elif not contexts:  # nothing was launched
             self._tokens, self._began = 0, 0.0
         return sampled

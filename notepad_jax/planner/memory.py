@@ -194,7 +194,7 @@ def processes(
         return 0
     alone = dataclasses.replace(engine, per_cpu=1)
     settings = builders.engine_settings(alone, policy.config, rules, template)
-    stored = builders.widened(policy.config, builders.CPU) or policy.config.dtype
+    stored = str(max(jax.tree.leaves(lora.plain(policy.params)), key=lambda x: x.size).dtype)
     one = of_engines(policy.config, alone, settings, stored, lora.of(policy.params))
     each = sum(one.phases[READING].values()) + settings.pages * one.page
     memory = see(there.flat[0])

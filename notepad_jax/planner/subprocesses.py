@@ -122,9 +122,9 @@ class _Desk:
 
     def kill(self) -> None:
         with self._closing:
-            self._closed = True
-            if self._child is not None:
-                self._child.kill()
+            self._closed, child = True, self._child
+            if child is not None:
+                child.kill()
 
     def close(self) -> None:
         """Waits until its process is gone, once it was killed and no thread asks any more."""

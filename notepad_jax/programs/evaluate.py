@@ -107,9 +107,13 @@ async def read(
         workers = eval_workers.count(config, subject, left)
         opened = functools.partial(here, config, subject, readings, on_failure, e.at_once)
         if workers > 1:
-            policy = subject.policy.name
-            every = EvalWorkers(config, policy, workers, readings, on_failure, screen)
-            opened = (await stack.enter_async_context(every)).opened
+            every = EvalWorkers(config, subject.policy, workers, readings, on_failure, screen)
+            if await (await stack.enter_async_context(every)).begun():
+                opened = every.opened
+            else:
+                screen.warn(
+                    "the worker processes did not load the policy that is here: one process reads"
+                )
         for limits, group in itertools.groupby(left, lambda job: job.rules):
             async with opened(limits) as measured:
                 for job in group:

@@ -84,6 +84,8 @@ def prompt(
         asked = template.answer_prompt(state.question_tokens, state.memory_tokens)
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
+    # Made while this one is read; and so it is known, already now, whether this is the last.
+    chunk_or_none(state.chunks, state.next_chunk + 1)
     return TurnKind.UPDATE, template.update_prompt(
         state.question_tokens, chunk, state.memory_tokens, keeps=rules.keeps, like=like
     )

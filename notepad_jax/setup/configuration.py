@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 import configs
 from notepad_jax import functions, keys, starter
 from notepad_jax.near import meant
+from notepad_jax.setup import habits
 from notepad_jax.setup.config.whole import Config, Starter, Suites, Training
 
 Read = TypeVar("Read", Training, Suites, Starter)
@@ -44,8 +45,6 @@ NEEDS = {
     "build": ("sources",),
     "warmup": ("lessons",),
 }
-# Keys that an earlier version saved with its runs; none of them changed a result.
-GONE = frozenset({"engine.read_ahead"})
 USUAL = {"build": "ruler", "warmup": "starter"}  # of the others: quickstart
 
 
@@ -75,7 +74,7 @@ def load(
     values = keys.flat(config)
     values |= {key: value for key, value in keys.flat(lent or {}).items() if key in values}
     for key, value in keys.flat(saved or {}).items():
-        if key in GONE:
+        if key in (f"engine.{name}" for name in habits.FORMER):  # saved by an earlier version
             continue
         if key not in values:
             where = "saved with the run, in its config.json"

@@ -22,6 +22,7 @@ from notepad_jax.text import prompts
 NAME, TEMPLATE = "notepad.json", "notepad_template.txt"
 SECTIONS = ("reading", "engine", "evaluate")
 OWN = ":"  # in the name of a memory rule that is a function: module:function
+FORMER = ("read_ahead",)  # of `engine`: keys of an earlier version, which changed no result
 MACHINE = ("tensor", "replicas", "per_cpu")  # of `engine`: the devices that one stands at
 
 
@@ -100,7 +101,8 @@ def of_config(said: Mapping[str, Any], apart: Collection[str] = ("tensor",)) -> 
     that does not say it."""
     if "reading" not in said:
         return {}
-    engine = {key: value for key, value in said.get("engine", {}).items() if key not in apart}
+    left_out = (*apart, *FORMER)
+    engine = {key: value for key, value in said.get("engine", {}).items() if key not in left_out}
     chunk = {key: value for key, value in said.get("evaluate", {}).items() if key == "chunk_size"}
     told = {key: said[key] for key in ("dtype", "reading") if key in said}
     return told | {"engine": engine, "evaluate": chunk}

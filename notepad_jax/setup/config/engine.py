@@ -26,9 +26,9 @@ class EngineKeys:
         "engines",
         "that share a CPU, which is one device however many cores it has; each has a thread and a "
         "cache of its own, and no program is compiled twice. As many as cores read a small "
-        "policy's documents fastest; a large one's launches use all cores by themselves. A long "
-        "`eval` has each in a process with cores of its own. Accelerators have one engine for each "
-        "row of devices",
+        "policy's documents fastest; a large one's launches use all cores by themselves. In a "
+        "long `eval` each is a process with cores, weights and programs of its own. Accelerators "
+        "have one engine for each row of devices",
         whole(1),
     )
     max_prompt: int = key(
