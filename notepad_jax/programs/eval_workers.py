@@ -93,16 +93,33 @@ class EvalWorkers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for child in self._children:
-            child.close()
-        compiled.watched().elsewhere(-self._compiling)
+        self._end()
 
     async def begun(self) -> bool:
-        """Starts the workers; whether all of them have loaded the policy that is here."""
+        """Starts the workers; whether all of them have loaded the policy that is here.
+
+        If not, none is left. Raises OSError where a process cannot be started.
+        """
         for cores in _shared_out(_cores(), self._number):
             self._children.append(Child(self._work, cores, {"JAX_PLATFORMS": "cpu"}))
-        fingerprint = fingerprint_of(self._policy)
-        return await self._each(lambda child: _loaded(child, fingerprint))
+        loaded = await self._each(functools.partial(self._loaded, fingerprint_of(self._policy)))
+        if not loaded:
+            self._end()
+        return loaded
+
+    def _end(self) -> None:
+        while self._children:
+            self._children.pop().close()
+        compiled.watched().elsewhere(-self._compiling)
+        self._compiling = 0
+
+    def _loaded(self, fingerprint: str, child: Child) -> bool:
+        while not isinstance(heard := child.receive(), Died):
+            if heard[0] in ("loaded", "broken"):
+                return heard == ("loaded", fingerprint)
+            with self._alone:
+                self._heard(*heard)
+        return False
 
     async def _each(self, follow: Callable[[Child], bool]) -> bool:
         """Calls `follow` with each worker, in a thread of its own; whether all return True."""
@@ -216,13 +233,6 @@ def _cores() -> list[int]:
 def _shared_out(cores: Sequence[int], number: int) -> list[Sequence[int]]:
     """The cores of each of so many workers; where there are fewer, some have all."""
     return [cores[worker::number] or cores for worker in range(number)]
-
-
-def _loaded(child: Child, fingerprint: str) -> bool:
-    while not isinstance(heard := child.receive(), Died):
-        if heard[0] in ("loaded", "broken"):
-            return heard == ("loaded", fingerprint)
-    return False
 
 
 def _ended(died: Died) -> CompleterFailed:
