@@ -95,7 +95,7 @@ class PrefixCache:
         return iter(self._entries.values())
 
     @staticmethod
-    def key(version: int, adapters: int, prefix: Tokens) -> Key:
+    def _key(version: int, adapters: int, prefix: Tokens) -> Key:
         return version, adapters, prefix.tobytes()
 
     def find(self, version: int, adapters: int, prefix: Tokens) -> CachedPrefix | None:
@@ -103,7 +103,7 @@ class PrefixCache:
         entry = self._of_array.get(id(prefix))
         if entry is not None and entry.key[:2] == (version, adapters):
             return entry
-        return self._entries.get(self.key(version, adapters, prefix))
+        return self._entries.get(self._key(version, adapters, prefix))
 
     def add(self, version: int, adapters: int, prefix: Tokens) -> CachedPrefix:
         """Gives a new prefix its pages and its first user, evicting unused ones.
@@ -112,7 +112,7 @@ class PrefixCache:
         """
         count = -(-len(prefix) // self._page_size)
         self.make_room(count)
-        key = self.key(version, adapters, prefix)
+        key = self._key(version, adapters, prefix)
         entry = CachedPrefix(key, self._pool.allocate(count), prefix, users=1)
         self._entries[key] = self._of_array[id(prefix)] = entry
         return entry

@@ -46,7 +46,33 @@ class OpenTrace:
         return None if self.turns is None else self.turns.kept()
 
 
-class Readings:
+class OpenTraces:
+    """The traces of readings that have not ended, and of which of them all turns are kept."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Key, OpenTrace] = {}
+        self._whole: dict[Key, Callable[[], Turns]] = {}  # those with turns that are kept
+
+    def keep_turns(self, items: Iterable[Item], turns: Callable[[], Turns]) -> None:
+        """Has every turn of the readings of `items` kept in `turns()`, if they begin after this."""
+        self._whole.update((item.key, turns) for item in items)
+
+    def keeps_turns(self, item: Item) -> bool:
+        """Whether every turn of a reading is kept."""
+        return item.key in self._whole
+
+    def trace_of(self, item: Item) -> OpenTrace:
+        """Returns the trace of a reading that begins now."""
+        whole = self._whole.get(item.key)
+        trace = self._under_way[item.key] = OpenTrace(whole() if whole else None)
+        return trace
+
+    def ended(self, result: Result) -> OpenTrace:
+        """Returns the trace of a reading that has ended, and forgets it; empty if it had none."""
+        return self._under_way.pop(result.key, None) or OpenTrace()
+
+
+class Readings(OpenTraces):
     """The results in a folder; use as `with`. Opening it takes up what is there.
 
     A reading that failed is not taken up: going on makes it again. Raises ValueError if the
@@ -57,8 +83,7 @@ class Readings:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._folder = folder
         settle(folder / IDENTITY, identity, "begin a run of another name", OLDER)
-        self._under_way: dict[Key, OpenTrace] = {}
-        self._whole: dict[Key, Callable[[], Turns]] = {}  # those with turns that are kept
+        super().__init__()
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
         self._file = TraceFile(folder / READINGS)
@@ -98,23 +123,9 @@ class Readings:
         """Returns every result, as they were written."""
         return list(self._done.values())
 
-    def keep_turns(self, items: Iterable[Item], turns: Callable[[], Turns]) -> None:
-        """Has every turn of the readings of `items` kept in `turns()`, if they begin after this."""
-        self._whole.update((item.key, turns) for item in items)
-
-    def keeps_turns(self, item: Item) -> bool:
-        """Whether every turn of a reading is kept."""
-        return item.key in self._whole
-
-    def trace_of(self, item: Item) -> OpenTrace:
-        """Returns the trace of a reading that begins now."""
-        whole = self._whole.get(item.key)
-        trace = self._under_way[item.key] = OpenTrace(whole() if whole else None)
-        return trace
-
     def add(self, result: Result) -> None:
         """Writes a finished reading and its memories."""
-        trace = self._under_way.pop(result.key, None) or OpenTrace()
+        trace = self.ended(result)
         self.take(result, trace.memories, trace.kept())
 
     def take(self, result: Result, memories: Spool, turns: Kept | None) -> None:

@@ -15,19 +15,17 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from notepad_jax.child import sendable
-from notepad_jax.eval.measure import REFRESH, Item, Key, Result
-from notepad_jax.eval.readings import OpenTrace
+from notepad_jax.eval.measure import REFRESH, Item, Result
+from notepad_jax.eval.readings import OpenTraces
 from notepad_jax.programs import measuring, subjects
 from notepad_jax.programs.beside import fingerprint_of
 from notepad_jax.programs.measuring import Measured
 from notepad_jax.reading.loop import first_failure
 from notepad_jax.reading.rules import Rules
-from notepad_jax.reading.turns import Turns
 from notepad_jax.setup import compiled, process
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.screen import SilentScreen
@@ -41,7 +39,7 @@ class Share:
     limits: Rules
     at_once: int  # readings
     items: tuple[Item, ...]
-    whole: frozenset[Key]  # those of which every turn is kept
+    whole: tuple[Item, ...]  # those of them of which every turn is kept
 
 
 def work(config: Config, pipe: Connection) -> None:
@@ -96,13 +94,12 @@ def _listen(
         loop.call_soon_threadsafe(asked.put_nowait, share)
 
 
-class _Said(SilentScreen):
+class _Said(SilentScreen, OpenTraces):
     """What a worker tells: its readings (`measuring.Keeps`), and what its engine does."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._whole: dict[Key, Callable[[], Turns]] = {}  # those with turns that are kept
+        super().__init__()
         self._pipe, self._alone = pipe, threading.Lock()
-        self._under_way: dict[Key, OpenTrace] = {}
         self._worked = (0, 0, 0.0)  # tokens, turns and seconds of engines, not told yet
         self._busy, self._compiling = compiled.watched(), 0
         self._failed = False
@@ -112,17 +109,8 @@ class _Said(SilentScreen):
         with self._alone:
             self._pipe.send((what, *told))
 
-    def keep_turns(self, whole: Iterable[Key], turns: Callable[[], Turns]) -> None:
-        self._whole.update(dict.fromkeys(whole, turns))
-
-    def trace_of(self, item: Item) -> OpenTrace:
-        turns = self._whole.pop(item.key, None)
-        trace = OpenTrace(turns() if turns else None)
-        self._under_way[item.key] = trace
-        return trace
-
     def add(self, result: Result) -> None:
-        trace = self._under_way.pop(result.key)
+        trace = self.ended(result)
         self.send("result", result, trace.memories, trace.kept())
 
     def failed(self, failure: Exception) -> None:

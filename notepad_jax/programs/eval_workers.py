@@ -36,6 +36,7 @@ from notepad_jax.programs.beside import fingerprint_of
 from notepad_jax.programs.eval_worker import Share, work
 from notepad_jax.programs.measuring import Measured
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.shares import by_document
 from notepad_jax.setup import builders, compiled
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import EvalJob
@@ -59,11 +60,12 @@ def count(
     # Without a cache on disk each would compile what this process has compiled.
     if turns * parameters.count(policy.config) < WORTH or not jax.config.jax_compilation_cache_dir:
         return 0
-    first = [{id(item.task.document): item for item in reversed(job.items)} for job in jobs]
-    most = min(max(map(len, first)), len(_cores()))
+    about = [by_document([item.task for item in job.items]) for job in jobs]
+    most = min(max(map(len, about)), len(_cores()))
     longest = max((job.rules for job in jobs), key=lambda rules: rules.chunk_size)
     found = min(most, memory.processes(config.engine, policy, longest, subject.template, see))
-    return found if all(_can_be_sent(item) for one in first for item in one.values()) else 0
+    first = (job.items[one[0]] for job, its in zip(jobs, about, strict=True) for one in its)
+    return found if all(map(_can_be_sent, first)) else 0
 
 
 def _can_be_sent(item: Item) -> bool:
@@ -141,16 +143,13 @@ class EvalWorkers:
     async def _measured(
         self, limits: Rules, items: Sequence[Item], on_progress: Callable[[EvalProgress], None]
     ) -> None:
-        documents: dict[int, list[Item]] = {}
-        for item in items:
-            documents.setdefault(id(item.task.document), []).append(item)
-        whole = frozenset(item.key for item in items if self._readings.keeps_turns(item))
-        job, most = _Job(len(items), on_progress), len(items)
-        most = -(-min(self._at_once or most, most) // self._number)
+        job = _Job(len(items), on_progress)
+        most = -(-min(self._at_once or len(items), len(items)) // self._number)
+        documents = [[items[k] for k in one] for one in by_document([i.task for i in items])]
         # The largest first, as `reading.shares` deals them out: what is left evens out.
-        for number, own in enumerate(sorted(documents.values(), key=len, reverse=True)):
-            kept = whole.intersection(item.key for item in own)
-            job.left.append(Share(number, limits, most, tuple(own), kept))
+        for number, own in enumerate(sorted(documents, key=len, reverse=True)):
+            whole = tuple(filter(self._readings.keeps_turns, own))
+            job.left.append(Share(number, limits, most, tuple(own), whole))
         await self._each(functools.partial(self._follow, job, most))
 
     def _follow(self, job: _Job, most: int, child: Child) -> bool:
@@ -196,9 +195,8 @@ class _Job:
 
     def __init__(self, total: int, on_progress: Callable[[EvalProgress], None]) -> None:
         self.left: collections.deque[Share] = collections.deque()
-        self._on_progress, self._total = on_progress, total
+        self._on_progress, self._now = on_progress, EvalProgress(0, 0, total, 0.0)
         self._turns: dict[int, int] = {}  # by share
-        self._done, self._correct, self._ended = 0, 0.0, 0
 
     def taken(self, under_way: dict[int, int], most: int) -> list[Share]:
         """Returns the next shares for a worker that has room, and writes them down there."""
@@ -212,15 +210,14 @@ class _Job:
 
     def turned(self, share: int, turns: int) -> None:
         self._turns[share] = turns
-        all_turns = sum(self._turns.values())
-        self._on_progress(
-            EvalProgress(all_turns, self._done, self._total, self._correct, self._ended)
-        )
+        self._now = self._now._replace(turns=sum(self._turns.values()))
+        self._on_progress(self._now)
 
     def ended(self, result: Result) -> None:
-        self._done += 1
-        self._correct += result.correct
-        self._ended += result.turns
+        now = self._now
+        self._now = now._replace(
+            done=now.done + 1, correct=now.correct + result.correct, ended=now.ended + result.turns
+        )
 
 
 def _cores() -> list[int]:

@@ -94,7 +94,7 @@ async def read(
         for job in planned
         if (items := readings.missing(job.items))
     ]
-    for job in planned:
+    for job in planned if e.archive_turns else ():
         turns = turns_of(config, subject, job.rules)
         readings.keep_turns(job.items[: e.archive_turns], turns)
     failures: list[Exception] = []  # the first; more would keep their readings alive

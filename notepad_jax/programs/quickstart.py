@@ -115,6 +115,7 @@ def _run(
     exported = folder / "hf"
     export.export_hf(folder, str(exported), screen, "float32", overwrite=True)
     last = builders.load_policy(exported, config.dtype, where, screen.warn)
+    # Computed in what the policy was: the export says float32, which an accelerator would take.
     trained = dataclasses.replace(policy, params=last.params, name=last.name)
     after, read = timed(
         "measuring after",

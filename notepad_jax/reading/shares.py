@@ -37,6 +37,14 @@ def deal(lengths: Sequence[int], parts: int, loads: Sequence[int] = ()) -> list[
     return dealt
 
 
+def by_document(tasks: Sequence[Task]) -> list[list[int]]:
+    """Returns the indices of the tasks about each document object, in the order they come in."""
+    about: dict[int, list[int]] = {}
+    for index, task in enumerate(tasks):
+        about.setdefault(id(task.document), []).append(index)
+    return list(about.values())
+
+
 def whole_documents(
     tasks: Sequence[Task], work: Sequence[int], parts: int, homes: Homes | None = None
 ) -> list[list[int]]:
@@ -46,9 +54,7 @@ def whole_documents(
     `deal` puts it, which is written there; a part's largest documents come first.
     """
     homes = {} if homes is None else homes
-    about: dict[int, list[int]] = {}
-    for index, task in enumerate(tasks):
-        about.setdefault(id(task.document), []).append(index)
+    about = {id(tasks[indices[0]].document): indices for indices in by_document(tasks)}
     costs = {key: sum(work[index] for index in indices) for key, indices in about.items()}
     loads, new = [0] * parts, [key for key in about if key not in homes]
     for key in about.keys() & homes.keys():

@@ -161,7 +161,7 @@ def test_what_fails_here_ends_the_workers(tmp_path, started, monkeypatch):
 def shares_of(*sizes):
     job = eval_workers._Job(sum(sizes), lambda now: None)
     for number, size in enumerate(sizes):
-        job.left.append(Share(number, None, 0, (None,) * size, frozenset()))
+        job.left.append(Share(number, None, 0, (None,) * size, ()))
     return job
 
 
