@@ -146,7 +146,7 @@ def evaluate(
       memory_update: as in `train`; a run that was trained with a function of a module has it.
       config: how it is read; "" takes what suits `source`.
       name: of the folder in runs/ where readings and report lie; None takes eval, eval-2, ...
-      resume: goes on with the evaluation `name`.
+      resume: goes on with the evaluation `name`; what is left out is as before, as in `train`.
       changes: values of the config, as {"evaluate.lengths": ("8k", "32k")}.
       quiet: shows no progress.
     Raises ValueError for whatever is wrong with these, in one line.
@@ -160,7 +160,8 @@ def evaluate(
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
-        wanted = settings.to_measure(source, step, config, said)
+        saved = _saved(folder, config) if resume else {}
+        wanted = settings.to_measure(source, step, config, said, saved)
         evaluation.check_meant(wanted)
         process.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
@@ -209,7 +210,12 @@ def _saved(folder: Path, config: settings.Given) -> Mapping[str, Any]:
     """The settings of a run that goes on; a ConfigDict that is given takes their place."""
     if isinstance(config, settings.MADE):
         return {}
-    return read_sealed(folder / CONFIG, "say config= again, with all that was changed")
+    try:
+        return read_sealed(folder / CONFIG, "say config= again, with all that was changed")
+    except ValueError:
+        if config:
+            return {}
+        raise
 
 
 def _files(

@@ -18,6 +18,7 @@ from notepad_jax import api, functions, keys
 from notepad_jax.data import files
 from notepad_jax.engine.replay import Replay
 from notepad_jax.setup import configuration, stopping
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import LEDGER, METRICS
 
 ROOT = Path(__file__).parents[1]
@@ -211,6 +212,33 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     assert served.evaluate.reward == f"{__name__}:half=3.0,em=1.0" and own.evaluate.reward == ""
     assert served.reading == configuration.load("ruler").reading
     assert [what[2] for what in seen] == [Path("runs/own"), Path("runs/rows"), Path("runs/eval")]
+
+
+def test_an_evaluation_goes_on_with_its_own_settings(trained, monkeypatch):
+    seen = []
+
+    def run(config, reader, folder, screen):
+        write_sealed(folder / "config.json", keys.plain(config))
+        seen.append(config)
+
+    monkeypatch.setattr(api.subjects, "named", lambda config, screen, suite: "somebody")
+    monkeypatch.setattr(api.evaluation, "run", run)
+    url, short = "http://localhost:1/v1", {"evaluate.lengths": ("1k",)}
+    ways = {
+        "short": (STARTER, {"changes": short}), "rows": (STARTER, {"dataset": ROWS}),
+        "served": (url, {"changes": short}), "judged": (STARTER, {"reward": half}),
+        "trains": (STARTER, {"dataset": ROWS, "config": "quickstart"}),  # another kind of config
+    }  # fmt: skip
+    for name, (source, how) in ways.items():
+        nj.evaluate(source, **how, name=name, quiet=True)
+        nj.evaluate(source, name=name, resume=True, quiet=True)
+        assert seen[-1] == seen[-2]
+    nj.evaluate(STARTER, name="short", changes={"evaluate.at_once": 2}, resume=True, quiet=True)
+    assert (seen[-1].evaluate.lengths, seen[-1].evaluate.at_once) == (("1k",), 2)
+    Path("runs/short/config.json").unlink()
+    with pytest.raises(ValueError, match="config.json cannot be read .*; say config= again"):
+        nj.evaluate(STARTER, name="short", resume=True, quiet=True)
+    nj.evaluate(STARTER, name="short", config="quickstart", resume=True, quiet=True)
 
 
 # ---------------------------------------------------------------- the whole, in a running loop

@@ -80,7 +80,7 @@ def to_read(
     endpoint with those of evaluation, and any other as the starter is. Raises ValueError as
     `policies.resolved` does.
     """
-    return _found(source, step, config, changes, measured=False)
+    return _found(source, step, config, changes, None, measured=False)
 
 
 def to_measure(
@@ -88,13 +88,16 @@ def to_measure(
     step: int | str | None,
     config: Given,
     changes: Mapping[str, Any],
+    saved: Mapping[str, Any] | None = None,
 ) -> Config:
     """Returns the config for an evaluation of `source`; else as `to_read`.
 
     A suite other than the starter's own needs the keys of the config for suites; how a run of
-    ours reads stays its own.
+    ours reads stays its own. `saved` are the settings of an evaluation that goes on.
     """
-    return _found(source, step, config, changes, measured=True)
+    if saved and not config:
+        config = OURS if "grpo" in saved else SUITES  # which has all of their keys
+    return _found(source, step, config, changes, saved, measured=True)
 
 
 def _found(
@@ -102,16 +105,17 @@ def _found(
     step: int | str | None,
     config: Given,
     changes: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
     measured: bool,
 ) -> Config:
     check(config, "eval" if measured else "ask")
     name, said = at(source, step), dict(changes)
     if _served(name):
-        return loaded(config or SUITES, {"endpoint.url": name, **said})
+        return loaded(config or SUITES, {"endpoint.url": name, **said}, saved)
     found = policies.resolved(name)
     said["policy"] = found.name
     if config:
-        return loaded(config, said)
+        return loaded(config, said, saved)
     suite = measured and said.get("evaluate.suite", SYNTHETIC) != SYNTHETIC
     own = policies.reads_as(name)
     if policies.chats(name):
