@@ -66,7 +66,7 @@ class OwnRule:
             raise RuleFailed(
                 f"the memory rule {self.name} raised {type(problem).__name__}: {problem}"
             ) from problem
-        ids = self._ids(found)
+        ids = self._ids(found, notes)
         if len(ids) > limit:
             raise RuleFailed(
                 f"the memory rule {self.name} returned {len(ids)} tokens, and a memory has at most "
@@ -74,13 +74,13 @@ class OwnRule:
             )
         return ids
 
-    def _ids(self, found: Returned) -> Tokens:
-        if isinstance(found, Note):
+    def _ids(self, found: Returned, notes: Sequence[Note]) -> Tokens:
+        if any(found is note for note in notes):
             return found.tokens
         if isinstance(found, str):
             return tokens(self.tokenizer.encode(found))
         try:
-            ids = np.array(found)
+            ids = np.array(found.tokens if isinstance(found, Note) else found)
             if ids.ndim == 1 and (not ids.size or np.issubdtype(ids.dtype, np.integer)):
                 if not ids.size or 0 <= ids.min() <= ids.max() < self.tokenizer.vocab_size:
                     return tokens(ids.astype(np.int32))

@@ -22,9 +22,15 @@ def applied(function, memory="ann", written="red", limit=6):
     return rule(function)(encode(memory), encode(written), limit)
 
 
+def noted(ids):
+    """A rule that returns a note of its own."""
+    return lambda memory, written: dataclasses.replace(written, tokens=ids)
+
+
 def test_a_note_goes_through_as_the_ids_that_it_is():
     odd = tokens([300, 259, 259])  # such as no text encodes to
-    for returned in (lambda m, w: w, lambda m, w: w.tokens, lambda m, w: list(w.tokens)):
+    another = noted([*odd])
+    for returned in (lambda m, w: w, lambda m, w: w.tokens, lambda m, w: list(w.tokens), another):
         np.testing.assert_array_equal(rule(returned)(tokens(), odd, 6), odd)
     assert len(applied(lambda memory, written: "")) == 0
 
@@ -44,6 +50,9 @@ def test_a_text_is_encoded_and_never_a_special_token():
         (lambda m, w: [0.5], "returned .0.5.; return a note"),
         (lambda m, w: [10**6], "returned .1000000.; return a note"),
         (lambda m, w: [[1], [2, 3]], "returned .*; return a note"),
+        (noted(tokens([10**6, 5])), "returned Note.*1000000.*; return a note"),
+        (noted(tokens([-3])), "returned Note.*-3.*; return a note"),
+        (noted(None), "returned Note.*None.*; return a note"),
         (lambda m, w: "ann " * 9, r"returned 9 tokens, .* at most 6 \(reading.max_memory\); cut"),
     ],
 )
