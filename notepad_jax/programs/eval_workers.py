@@ -144,7 +144,7 @@ class EvalWorkers:
         self, limits: Rules, items: Sequence[Item], on_progress: Callable[[EvalProgress], None]
     ) -> None:
         job = _Job(len(items), on_progress)
-        most = -(-min(self._at_once or len(items), len(items)) // self._number)
+        most = min(-(-len(items) // self._number), max(1, self._at_once // self._number))
         documents = [[items[k] for k in one] for one in by_document([i.task for i in items])]
         # The largest first, as `reading.shares` deals them out: what is left evens out.
         for number, own in enumerate(sorted(documents, key=len, reverse=True)):

@@ -122,7 +122,7 @@ async def read_all(
     ended: Callable[[int, W, ReadingEnd], R],
     judge: Callable[[int, W, ReadingEnd], Coroutine[Any, Any, None]] | None = None,
 ) -> list[R]:
-    """Makes all readings, at most `reader.at_once` at a time.
+    """Makes all readings, at most `reader.at_once` at a time, or one of each completer.
 
     `watch` is called with a job's index as its reading begins, `ended` as it ends; what that
     returns of each job is returned, in the order of jobs. `judge` is awaited before `ended`, for
@@ -152,15 +152,16 @@ async def read_all(
                 running = [readings.create_task(one(index)) for index in indices]
         return [reading.result() for reading in running]
 
-    at_once = reader.at_once or max(1, len(jobs))
     several = isinstance(reader.completer, Completers)
     parts, homes = (reader.completer.count, reader.homes) if several else (1, None)
     shares = whole_documents([job.task for job in jobs], [job.work for job in jobs], parts, homes)
-    most = -(-at_once // parts)
-    if several:
-        read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
+    at_once = reader.at_once or max(1, len(jobs)) * parts
+    if several:  # k rounds the k-th share of `at_once`, and all together are `at_once`
+        read = await reader.completer.each(
+            lambda k, completer: some(shares[k], completer, max(1, (at_once + k) // parts))
+        )
     else:
-        read = [await some(shares[0], reader.completer, most)]
+        read = [await some(shares[0], reader.completer, at_once)]
     found = dict(zip(itertools.chain(*shares), itertools.chain(*read), strict=True))
     return [found[index] for index in range(len(jobs))]
 

@@ -36,7 +36,7 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.sampling import TurnSampling
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
-from notepad_jax.setup import eval_jobs, task_stream
+from notepad_jax.setup import builders, eval_jobs, task_stream
 from notepad_jax.setup.config.asking import SourceKeys
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
@@ -199,7 +199,7 @@ def opened(
         chunks_of=Documents(
             reader.tokenizer, reader.rules.chunk_size, chunk_ends=reader.rules.chunk_ends
         ),
-        at_once=config.engine.slots,
+        at_once=config.engine.slots * builders.engines(config.engine),
     )
     reward = "" if v.suite or rewards.is_metric(config.tasks.reward) else config.tasks.reward
     judge = scoring.worth if reward else None

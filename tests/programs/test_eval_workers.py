@@ -1,13 +1,16 @@
 """Worker processes read what one process reads, to the last byte, and end with it."""
 
+import asyncio
 import dataclasses
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import jax
 import pytest
 
+from notepad_jax.eval.readings import Readings
 from notepad_jax.planner.machine import MachineMemory
 from notepad_jax.programs import eval_workers, evaluate, subjects
 from notepad_jax.programs.eval_worker import Share
@@ -181,6 +184,23 @@ def test_documents_are_dealt_out_as_there_is_room(sizes, most, first, second):
     del one[0]
     more = [share.number for share in job.taken(one, most)]
     assert more == list(range(len(first) + len(second), len(sizes)))[: len(more)]
+
+
+@pytest.mark.parametrize(("at_once", "each"), [(1, 1), (3, 1), (5, 2), (256, 3)])
+def test_all_workers_together_have_no_more_than_at_once_under_way(at_once, each, tmp_path):
+    config = configuration.load("quickstart", [*SMALL, f"--config.evaluate.at_once={at_once}"])
+    (job,) = eval_jobs.jobs(config, {2048: eval_jobs.tasks_of_length(config, 2048)})
+    seen = []
+
+    async def follow(function):
+        seen.append(function.args)
+
+    with Readings(tmp_path, {}) as readings:
+        two = eval_workers.EvalWorkers(config, SimpleNamespace(name=""), 2, readings, None, None)
+        two._each = follow
+        asyncio.run(two._measured(job.rules, job.items, None))
+    ((dealt, most),) = seen
+    assert len(job.items) == 6 and {most, *(share.at_once for share in dealt.left)} == {each}
 
 
 def test_cores_are_shared_out(monkeypatch):

@@ -62,20 +62,22 @@ def test_a_short_reading_does_not_wait_for_a_long_one():
     assert [end.tokens for end in ends] == [28, 4]
 
 
+class Counting:
+    """A completer that counts how many turns were under way at most."""
+
+    def __init__(self):
+        self.completer, self.most = fakes.Scripted(lambda prompt, sampling: [2], pauses=3), 0
+
+    async def complete(self, prompt, sampling):
+        self.most = max(self.most, self.completer.running + 1)
+        return await self.completer.complete(prompt, sampling)
+
+
 def test_no_more_than_at_once_are_under_way():
-    completer = fakes.Scripted(lambda prompt, sampling: [2], pauses=3)
-    most = 0
-
-    class Counting:
-        async def complete(self, prompt, sampling):
-            nonlocal most
-            most = max(most, completer.running + 1)
-            return await completer.complete(prompt, sampling)
-
-    run([Job(task(str(k)), k) for k in range(7)], Counting(), at_once=2)
-    assert most == 2
-    run([Job(task(str(k)), k) for k in range(7)], Counting())
-    assert most == 7
+    for at_once, most in ((2, 2), (None, 7)):
+        completer = Counting()
+        run([Job(task(str(k)), k) for k in range(7)], completer, at_once)
+        assert completer.most == most
 
 
 def test_a_reading_of_one_turn_sees_its_excerpt():
@@ -176,6 +178,22 @@ def test_the_longest_document_is_begun_first_and_results_stay_in_their_places():
     how = reader(fakes.empty(), at_once=2)
     ends = asyncio.run(read_all(jobs, how, watch, lambda index, seen, end: index))
     assert begun == [3, 2, 1, 0] and ends == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "most"), [(1, [1, 1, 1]), (5, [1, 2, 2]), (6, [2, 2, 2]), (None, [3, 3, 4])]
+)
+def test_several_completers_have_no_more_than_at_once_under_way_together(at_once, most):
+    jobs = [Job(task(str(k), TextDocument("ann is red .")), k) for k in range(10)]
+    completers = [Counting() for _ in most]
+    run(jobs, Several(*completers), at_once)
+    assert sorted(completer.most for completer in completers) == most
+
+
+def test_without_a_limit_all_questions_about_a_document_are_under_way():
+    completers = Counting(), Counting()
+    run([Job(task(str(k)), k) for k in range(6)], Several(*completers))
+    assert {completer.most for completer in completers} == {0, 6}
 
 
 def test_several_completers_read_what_one_reads_and_watchers_are_never_disturbed():

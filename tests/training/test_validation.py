@@ -146,6 +146,13 @@ def test_rows_are_judged_as_the_run_rewards_and_a_suite_by_its_own_metrics():
             assert (made.digest() != plain.digest()) == own
 
 
+def test_every_engine_validates_with_all_of_its_slots():
+    words = [*SMALL, "--config.validation.every=1", "--config.engine.slots=16"]
+    for engines in (1, 3):
+        config = configuration.load("quickstart", [*words, f"--config.engine.per_cpu={engines}"])
+        assert validation.opened(config, (), measuring().reader).reader.at_once == 16 * engines
+
+
 def test_a_validation_is_the_share_of_questions_right_by_length_and_over_all():
     metrics = asyncio.run(measuring().measure(4, Stop(), SilentScreen()))
     by_length = metrics[f"{SCORE}_512"], metrics[f"{SCORE}_2K"]

@@ -74,7 +74,8 @@ class EvaluateKeys:
     )
     at_once: int = key(
         "readings",
-        "under way together. More fill the engine's slots better and hold more chunks in memory",
+        "under way together, at least one of each engine. More fill the engine's slots better and "
+        "hold more chunks in memory",
         whole(1),
     )
     archive_turns: int = key(
