@@ -9,8 +9,10 @@ completer open; below: reading.memory_agent and ask_progress.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+import fcntl
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +43,7 @@ NO_QUESTION = "the question is empty; ask something, for example 'code of Ada ?'
 class Memory(NamedTuple):
     """The memory after a chunk that changed it."""
 
-    chunk: int  # counted from 1
+    chunk: int  # counted from 1; the last one, where notes of all were merged
     text: str
 
 
@@ -140,7 +142,8 @@ async def followed(
         changed = turn.kind is TurnKind.UPDATE and memory != shown
         if changed:
             shown = memory
-            memories.append(Memory(turn.unit + 1, memory))
+            read = len(sizes) if turn.level else turn.unit + 1  # notes are of the whole document
+            memories.append(Memory(read, memory))
             course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
         ended(turn, memory if changed else None)
     answer = Answer(
@@ -169,8 +172,9 @@ def check_trace(path: Path) -> None:
         if path.exists():
             check(path)
         else:
-            TraceFile(path).__exit__()
-            path.unlink()
+            with _alone(path) as file:
+                if not len(file):
+                    path.unlink()
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; name a new file, or one that a trace was written to") from None
 
@@ -189,8 +193,19 @@ def append(
         "turns": turns,
         "tokens": answer.tokens,
     }
-    with TraceFile(path) as file:
-        file.add(told, course.memories, course.turns.kept() if course.turns else None)
+    with _alone(path) as file:
+        file.add(told, course.memories, course.kept())
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[TraceFile]:
+    """Opens a trace to append to, when nobody else who asks has it open."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as held:
+        with contextlib.suppress(OSError):  # of a disk that cannot lock
+            fcntl.flock(held, fcntl.LOCK_EX)
+        with TraceFile(path) as file:  # which cuts off what is not a whole line
+            yield file
 
 
 def _name(document: Document) -> str:

@@ -6,6 +6,7 @@ else is in the launch.
 
 import asyncio
 import dataclasses
+import fcntl
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from notepad_jax.programs import ask, ask_progress, subjects
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
 from notepad_jax.reading.sampling import TurnSampling
+from notepad_jax.reading.trace import TraceFile
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import TurnKind
@@ -164,16 +166,43 @@ def test_chunks_are_estimated_until_the_end_of_a_file_was_seen(tmp_path, path):
     assert not told[-1].exact and told[-1].chunks == pytest.approx(tokens / 4, rel=0.05)
 
 
+def asked(completer, rules, *trace):
+    return asyncio.run(
+        ask.ask(
+            completer, Subject("a fake", fakes.tokenizer(), fakes.template(), None), rules,
+            TurnSampling(1.0, 1.0, (2,), 0), nj.TextDocument(STORY), "who ?", SilentScreen(),
+            *trace,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["parallel", "mixed"])
+def test_notes_that_were_merged_are_of_the_whole_document(order):
+    rules = dataclasses.replace(fakes.rules(chunk_size=5), max_memory=2, order=order)
+    answer = asked(fakes.first_of_chunk(), rules)
+    assert answer.chunks == 4 and {memory.chunk for memory in answer.memories} == {4}
+
+
+def test_who_asks_appends_alone(tmp_path, monkeypatch):
+    """Whoever opened a trace while a line is written would cut its beginning off."""
+    trace, tried = tmp_path / "new" / "asked.jsonl", []
+
+    class Watched(TraceFile):
+        def add(self, *what):
+            with trace.open("ab") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            tried.append(super().add(*what))
+
+    monkeypatch.setattr(ask, "TraceFile", Watched)
+    still = fakes.Scripted(lambda prompt, sampling: [WORDS[0], 2])
+    for _ in range(2):
+        asked(still, fakes.rules(), trace)
+    assert tried == [0, 1]
+
+
 def test_who_leaves_early_says_so_and_counts_what_was_read():
     rules = dataclasses.replace(fakes.rules(), exit_after=1)
     still = fakes.Scripted(lambda prompt, sampling: [WORDS[0], 2])
-
-    async def asked():
-        return await ask.ask(
-            still, Subject("a fake", fakes.tokenizer(), fakes.template(), None), rules,
-            TurnSampling(1.0, 1.0, (2,), 0), nj.TextDocument(STORY), "who ?", SilentScreen(),
-        )  # fmt: skip
-
-    answer = asyncio.run(asked())
+    answer = asked(still, rules)
     assert (answer.chunks, answer.tokens, answer.early) == (2, 8, True)
     assert "(read 8 tokens in 2 chunks, and left the rest; " in command._told(answer)
