@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notepad_jax import waiting
+from notepad_jax import functions, waiting
 from notepad_jax.programs import ask, ask_progress, file_document, measuring, questions, subjects
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
@@ -145,8 +145,12 @@ class Reader:
     ) -> Any:  # fmt: skip
         if not isinstance(question, str):
             raise ValueError(f"a question is a text, and this is of type {type(question).__name__}")
-        if not callable(on_progress):
-            raise ValueError(f"on_progress is {on_progress!r:.80}; give a function")
+        called = callable(on_progress) and functions.takes(on_progress, None)
+        if not called or functions.is_coroutine(on_progress):
+            raise ValueError(
+                f"on_progress is {on_progress!r:.80}; give a function of one argument (def, not "
+                f"async def)"
+            )
         given, where = self._given(document, trace)
         return _read(
             self._open, self._subject, self._rules, self._sampling, given, question,

@@ -219,6 +219,17 @@ def test_what_cannot_be_read_is_one_line(subject, document, question, error, say
     assert "\n" not in str(said.value)
 
 
+async def later(now):
+    pass
+
+
+@pytest.mark.parametrize("on_progress", [5, later, lambda: None])
+def test_who_cannot_be_told_of_progress_is_one_line(subject, on_progress):
+    with reader() as one, pytest.raises(ValueError, match="on_progress is .*give a function of"):
+        one.read(nj.TextDocument(STORY), "who ?", on_progress=on_progress)
+    assert not subject.opened
+
+
 def test_a_memory_rule_of_mine(subject, monkeypatch):
     seen = []
     named = subjects.named

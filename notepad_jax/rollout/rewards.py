@@ -204,6 +204,8 @@ def _weights(said: str, key: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for word in said.split(","):
         name, _, weight = (part.strip() for part in word.rpartition("="))
+        if name in weights:
+            raise ValueError(f"{key} has {name!r} twice; say it once, with both weights' sum")
         try:
             weights[name] = float(weight)
         except ValueError:

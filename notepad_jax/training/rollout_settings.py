@@ -25,7 +25,9 @@ from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.types import Completer
 
-_PLAIN = "reading.order, passes and heads to serial, 1 and 1"  # what an error asks for
+_PLAIN = (  # what an error asks for
+    "reading.order, passes and heads to serial, 1 and 1, and exits and exit_after to False and 0"
+)
 
 
 def rollouts(

@@ -211,3 +211,5 @@ def test_functions_and_metrics_by_weight():
 def test_weights_that_cannot_be_are_named(said):
     with pytest.raises(ValueError, match="tasks.reward has .*; write NAME=WEIGHT"):
         rewards.of(said)
+    with pytest.raises(ValueError, match="tasks.reward has 'em' twice; say it once"):
+        rewards.of("em=0.2,sub_em=0.6, em=0.2")
