@@ -8,7 +8,7 @@ in between. It is an argument, so that tests run every line of the executor with
 An engine has a mesh of its own with one row of devices: weights, heads and cache are cut over
 "tensor" and nothing else is, so that engines beside each other never wait for one another.
 
-`compile_ahead` compiles every program that an engine of some settings ever runs, without
+`lowered` is each program that an engine of some settings ever runs, to be compiled without
 running it. Above: `service` and `jetstream.engine`; below: `layout`, `tail_rows` and `launches`.
 """
 
@@ -37,7 +37,6 @@ from notepad_jax.engine.shapes import (
     cover,
     decode_shape,
     prefix_widths,
-    shapes,
 )
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
@@ -262,19 +261,6 @@ def _sampled(
 # ---------------------------------------------------------------- ahead of time
 
 
-def compile_ahead(
-    config: PolicyConfig, settings: EngineSettings, params: Params, mesh: Mesh | None = None
-) -> tuple[Shape, ...]:
-    """Compiles every launch of an engine, running none; returns their shapes.
-
-    `params` may be abstract (`jax.ShapeDtypeStruct` leaves, with their shardings). With a
-    persistent compilation cache the engine that comes later compiles nothing.
-    """
-    for shape in shapes(settings):
-        lowered(config, settings, params, shape, mesh).compile()
-    return shapes(settings)
-
-
 def lowered(
     config: PolicyConfig,
     settings: EngineSettings,
@@ -282,7 +268,11 @@ def lowered(
     shape: Shape,
     mesh: Mesh | None = None,
 ) -> jax.stages.Lowered:
-    """The lowered program of a shape, not compiled yet; `params` as in `compile_ahead`."""
+    """The lowered program of one of `shapes`, not compiled yet.
+
+    `params` may be abstract (`jax.ShapeDtypeStruct` leaves, with their shardings). With a
+    persistent compilation cache the engine that comes later compiles nothing.
+    """
     mesh = meshes.one() if mesh is None else mesh
     launch, arguments = arguments_of(config, settings, params, shape, mesh)
     with meshes.within(mesh):

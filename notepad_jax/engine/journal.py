@@ -12,23 +12,19 @@ are.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from notepad_jax.engine.replay import Given
-from notepad_jax.telemetry.identity import write_blocks
+from notepad_jax.telemetry.identity import IDS, LOGPROBS, array_of, text_of, write_blocks
 
 TOGETHER = 512  # turns a line, at most
-IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
 SEAL = b'{"sha256": '  # how the last line of a segment begins
 LONGEST_SEAL = 128  # bytes
 
@@ -125,8 +121,8 @@ def _told(turns: Turns) -> Iterator[bytes]:
                 "seeds": list(some),
                 "asked": [turn.asked for turn in some.values()],
                 "pieces": [turn.pieces for turn in some.values()],
-                "ids": _text([turn.tokens for turn in some.values()], IDS),
-                "logprobs": _text([turn.logprobs for turn in some.values()], LOGPROBS),
+                "ids": text_of([turn.tokens for turn in some.values()], IDS),
+                "logprobs": text_of([turn.logprobs for turn in some.values()], LOGPROBS),
             }
         )
 
@@ -161,7 +157,7 @@ def _segments(file: Iterable[bytes], torn: bool) -> Iterator[list[dict[Any, Any]
 def _understood(told: dict[str, Any]) -> dict[Any, Any]:
     if "header" in told:
         return told
-    ids, logprobs = _array(told["ids"], IDS), _array(told["logprobs"], LOGPROBS)
+    ids, logprobs = array_of(told["ids"], IDS), array_of(told["logprobs"], LOGPROBS)
     ends = list(itertools.accumulate(map(sum, told["pieces"])))
     if not ends[-1] == len(ids) == len(logprobs):
         raise ValueError("not what was written")
@@ -172,14 +168,6 @@ def _understood(told: dict[str, Any]) -> dict[Any, Any]:
         here = slice(end - sum(pieces), end)
         turns[seed] = Given(asked, ids[here], logprobs[here], tuple(pieces))
     return turns
-
-
-def _text(arrays: Sequence[np.ndarray], dtype: str) -> str:
-    return base64.b64encode(np.concatenate(arrays).astype(dtype).tobytes()).decode("ascii")
-
-
-def _array(text: str, dtype: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype).astype(dtype[1:])
 
 
 def _json(value: Any) -> bytes:

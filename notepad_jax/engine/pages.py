@@ -27,7 +27,6 @@ class PagePool:
     """An allocator of page numbers 0..total-1, each free or had by one owner."""
 
     def __init__(self, total: int):
-        self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._taken = bytearray(total)
 
@@ -87,9 +86,6 @@ class PrefixCache:
         self._entries: collections.OrderedDict[Key, CachedPrefix] = collections.OrderedDict()
         self._of_array: dict[int, CachedPrefix] = {}  # by the id of `asked`, which is alive
         self.unused = 0  # pages of prefixes without users: they can be had
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[CachedPrefix]:
         return iter(self._entries.values())

@@ -11,7 +11,7 @@ seconds and an idle slot next to nothing, so there are all slots, a sixteenth, a
 of 1 or 8).
 
 `cover` chooses the widths for the rows of a round, `decode_shape` a decode batch: by what
-they cost. Above: `layout` fills them, `executor.compile_ahead` compiles exactly these.
+they cost. Above: `layout` fills them, `programs.warm_up` compiles exactly these.
 """
 
 from __future__ import annotations

@@ -179,28 +179,29 @@ async def _follow(
     job: Job, chunks: Chunks, reader: Reader, completer: Completer, watcher: Watcher,
     alone: threading.Lock,
 ) -> ReadingEnd:  # fmt: skip
-    read = _Read()
+    shown = 0  # tokens of the document; those that are read again count once
     course: AsyncIterator[tuple[Turn, memory_agent.State]] | None = None
     turn: Turn | None = None
     sizes: list[int] = []
     while True:
         try:
-            course = course or _turns(job, chunks, read, reader, completer)
+            if course is None:
+                course, shown = _turns(job, chunks, reader, completer)
             turn, state = await anext(course)
             if turn.completion.finish is Finish.CANCELLED:
                 raise Cancelled("the completion was cancelled")
         except StopAsyncIteration:
             if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
-                return ReadingEnd("", Finish.CANCELLED, read.tokens)
+                return ReadingEnd("", Finish.CANCELLED, shown)
             said = reader.tokenizer.decode(memory_agent.answered(state))
-            return ReadingEnd(said, turn.completion.finish, read.tokens, chunks=tuple(sizes))
+            return ReadingEnd(said, turn.completion.finish, shown, chunks=tuple(sizes))
         except CompleterFailed:
             raise  # nothing that this reading did: all readings fail, with one cause
         except Exception as failure:
-            return ReadingEnd("", Finish.CANCELLED, read.tokens, failure)
+            return ReadingEnd("", Finish.CANCELLED, shown, failure)
         if turn.kind is TurnKind.UPDATE:
             sizes.append(turn.size)
-            read.tokens += turn.size if turn.first_read else 0
+            shown += turn.size if turn.first_read else 0
         with alone:
             watcher.turn(turn, state.memory_tokens)
 
@@ -210,8 +211,9 @@ class Cancelled(RuntimeError):
 
 
 def _turns(
-    job: Job, chunks: Chunks, read: _Read, reader: Reader, completer: Completer
-) -> AsyncIterator[tuple[Turn, memory_agent.State]]:
+    job: Job, chunks: Chunks, reader: Reader, completer: Completer
+) -> tuple[AsyncIterator[tuple[Turn, memory_agent.State]], int]:
+    """Returns the turns to come, and how many tokens of the document are shown before them."""
     rules, template = reader.rules, reader.template
     if job.max_answer is not None:
         rules = rules.within(job.max_answer)
@@ -222,15 +224,9 @@ def _turns(
         state = MemoryState(question, (), old.memory, old.turn.chunk)
         return memory_agent.rewrite(
             completer, template, rules, state, old.turn, sampling, old.probed
-        )
+        ), 0
+    excerpt = () if job.shown is None else job.shown()
     state = memory_agent.start(question, chunks)
     if job.shown is not None:
-        excerpt = job.shown()
-        read.tokens = len(excerpt)
         state = answer.start(template.direct_prompt(question, excerpt))
-    return memory_agent.read(completer, template, rules, state, sampling)
-
-
-@dataclasses.dataclass
-class _Read:
-    tokens: int = 0  # of the document that were shown so far; those that are read again count once
+    return memory_agent.read(completer, template, rules, state, sampling), len(excerpt)

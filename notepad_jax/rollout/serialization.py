@@ -11,7 +11,6 @@ memory_agent, ledger and local.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from notepad_jax.rollout import local, pass_rates
 from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
 from notepad_jax.rollout.local import ChosenTurn, Sample
+from notepad_jax.telemetry.identity import IDS, LOGPROBS, array_of, text_of
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -38,7 +38,6 @@ from notepad_jax.types import (
     tokens,
 )
 
-IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
 # (place, chunks at most) -> the task that was drawn there, and the reader of documents so long
 TaskAt = Callable[[Place, int], tuple[Task, Reader]]
 
@@ -121,7 +120,7 @@ def _said_again(one: Trajectory) -> dict[str, Any]:
 
 def _again(said: Mapping[str, Any], turn: ChosenTurn, sample: int) -> Trajectory:
     ((_, finish, version),) = said["turns"]
-    ids, logprobs = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS)
+    ids, logprobs = array_of(said["ids"], IDS), array_of(said["logprobs"], LOGPROBS)
     completion = Completion(tokens(ids), logprobs, Finish(finish), version)
     status = Status(said["status"])
     return local.trajectory(turn, sample, completion, said["score"], said["answer"], status)
@@ -150,8 +149,8 @@ def _said(trajectory: Trajectory) -> dict[str, Any]:
 def _completions(turns: Sequence[Turn]) -> dict[str, Any]:
     completions = [turn.completion for turn in turns]
     return {
-        "ids": _text([c.tokens for c in completions], IDS),
-        "logprobs": _text([c.behaviour_logprobs for c in completions], LOGPROBS),
+        "ids": text_of([c.tokens for c in completions], IDS),
+        "logprobs": text_of([c.behaviour_logprobs for c in completions], LOGPROBS),
         "turns": [[len(c.tokens), c.finish.value, c.policy_version] for c in completions],
     }
 
@@ -183,7 +182,7 @@ def _reading(
     turns: list[Turn] = []
     asked = memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
     state = memory_agent.start(asked, reader.chunks_of(task))
-    ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
+    ids, logprobs, at = array_of(said["ids"], IDS), array_of(said["logprobs"], LOGPROBS), 0
     for length, finish, version in said["turns"]:
         kind, prompt = memory_agent.prompt(reader.rules, reader.template, state)
         here, at = slice(at, at + length), at + length
@@ -208,11 +207,3 @@ def _digest(turns: Sequence[Turn]) -> str:
     for turn in turns:
         digest.update(np.int64(len(turn.prompt.tokens)).tobytes() + turn.prompt.tokens.tobytes())
     return digest.hexdigest()
-
-
-def _text(parts: Sequence[np.ndarray], dtype: str) -> str:
-    return base64.b64encode(np.concatenate(parts).astype(dtype).tobytes()).decode("ascii")
-
-
-def _array(text: str, dtype: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype).astype(dtype[1:])

@@ -7,14 +7,18 @@ one that is damaged is named; other modules write their small files with these f
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 DIGEST = "digest"  # of a file's other keys, among them
+IDS, LOGPROBS = "<i4", "<f4"  # dtypes of arrays as they are written, on any machine
 
 
 def settle(
@@ -94,6 +98,16 @@ def read_sealed(path: Path, mend: str) -> dict[str, Any]:
 def _digest(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def text_of(arrays: Sequence[np.ndarray], dtype: str) -> str:
+    """Returns arrays, joined, as a text for JSON, bit by bit."""
+    return base64.b64encode(np.concatenate(arrays).astype(dtype).tobytes()).decode("ascii")
+
+
+def array_of(text: str, dtype: str) -> np.ndarray:
+    """Returns the array that `text_of` wrote as `dtype`."""
+    return np.frombuffer(base64.b64decode(text), dtype).astype(dtype[1:])
 
 
 def write_whole(path: Path, content: bytes) -> None:

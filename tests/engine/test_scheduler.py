@@ -229,4 +229,4 @@ def test_a_prefix_is_found_by_its_array_by_its_tokens_and_by_nothing_else():
     assert cache.find(1, 0, asked) is None and cache.find(2, 0, asked) is newer
     cache.leave(newer)
     cache.remove(newer)
-    assert cache.find(2, 0, asked) is None and not len(cache)
+    assert cache.find(2, 0, asked) is None and not [*cache]
