@@ -54,6 +54,7 @@ class Reader:
     chunks_of: Callable[[Task], Chunks]
     at_once: int | None = None  # readings under way, of all completers; None: all
     homes: Homes | None = None  # kept from one call to the next; None: each call shares out anew
+    around: Callable[[Completer], Completer] = lambda one: one  # what each completer is asked by
 
     def __post_init__(self) -> None:
         self.rules.check(self.template)
@@ -134,7 +135,7 @@ async def read_all(
     alone = threading.Lock()
 
     async def some(indices: Sequence[int], completer: Completer, at_once: int) -> list[R]:
-        gate = asyncio.Semaphore(at_once)
+        gate, completer = asyncio.Semaphore(at_once), reader.around(completer)
 
         async def one(index: int) -> R:
             async with gate:

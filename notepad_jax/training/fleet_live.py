@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -30,9 +31,9 @@ from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import fleet_progress
 from notepad_jax.training.fleet_batch import Spooled
 from notepad_jax.training.fleet_claims import Claims
-from notepad_jax.training.fleet_progress import Progress, Remembered, RememberedOne
+from notepad_jax.training.fleet_progress import Progress, Remembered
 from notepad_jax.training.rollouts import Rollouts
-from notepad_jax.types import Completer, Completers, Group
+from notepad_jax.types import Group
 
 Made = tuple[list[Group], list[Failed]]
 
@@ -127,12 +128,10 @@ class Live:
 
     async def _read(self, bundle: Bundle, progress: Progress) -> Made:
         with contextlib.ExitStack() as stack:
-            own: Completer | Completers
-            if isinstance(self.engine, Engines):
-                own = RememberedOne(stack.enter_context(self.engine.one()), progress)
-            else:
-                own = Remembered(self.engine, progress)
-            reader = dataclasses.replace(self.rollouts.reader, completer=own)
+            several = isinstance(self.engine, Engines)
+            own = stack.enter_context(self.engine.one()) if several else self.engine
+            remembered = functools.partial(Remembered, progress=progress)
+            reader = dataclasses.replace(self.rollouts.reader, completer=own, around=remembered)
             rollouts = dataclasses.replace(self.rollouts, reader=reader)
             return await rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
 

@@ -12,23 +12,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from notepad_jax.checkpoint.objects import sealed, unsealed
-from notepad_jax.types import (
-    Completer,
-    Completers,
-    Completion,
-    Finish,
-    Prompt,
-    SamplingParams,
-    tokens,
-)
+from notepad_jax.types import Completer, Completion, Finish, Prompt, SamplingParams, tokens
 
-T = TypeVar("T")
 IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
 
 
@@ -75,19 +65,6 @@ class Remembered:
         if said.finish is not Finish.CANCELLED:
             self.progress.turns[sampling.seed] = asked, said
         return said
-
-
-@dataclasses.dataclass(frozen=True)
-class RememberedOne:
-    """One of several engines, `Remembered`: `types.Completers`, of one."""
-
-    inner: Completers
-    progress: Progress
-    count: int = 1
-
-    async def each(self, work: Callable[[int, Completer], Coroutine[Any, Any, T]]) -> list[T]:
-        """Runs `work` on the engine; as `types.Completers` says."""
-        return await self.inner.each(lambda k, one: work(k, Remembered(one, self.progress)))
 
 
 def _asked(prompt: Prompt, sampling: SamplingParams) -> str:
