@@ -226,7 +226,7 @@ def test_an_evaluation_goes_on_with_its_own_settings(trained, monkeypatch):
     url, short = "http://localhost:1/v1", {"evaluate.lengths": ("1k",)}
     ways = {
         "short": (STARTER, {"changes": short}), "rows": (STARTER, {"dataset": ROWS}),
-        "served": (url, {"changes": short}), "judged": (STARTER, {"reward": half}),
+        "served": (url, {"changes": short}), "judged": (STARTER, {"reward": "em"}),
         "trains": (STARTER, {"dataset": ROWS, "config": "quickstart"}),  # another kind of config
     }  # fmt: skip
     for name, (source, how) in ways.items():
