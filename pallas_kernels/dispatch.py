@@ -24,6 +24,7 @@ from pallas_kernels.pages import Pages, PageTables
 BACKENDS = ("auto", "pallas", "interpret", "triton", "triton-interpret", "xla", "reference")
 AMPERE = 8.0  # the compute capability from which on Triton compiles for a GPU
 LOGITS = 2**27  # bytes of the logits that a CPU holds at once, float32
+CORE = 2**20  # bytes of keys and values that a step of decode attention reads on a CPU, at most
 
 # Part of the key of all of jax's caches: what was traced for one backend is never taken for
 # another.
@@ -251,11 +252,24 @@ def _attend_to_pages(slots: int) -> reference.Attends:
     if _triton():
         return functools.partial(gpu.attend_to_pages, interpret=backend() == "triton-interpret")
     if backend() == "reference":
-        # A CPU computes what is in a block and of no use, and a core's own cache holds few rows.
-        return reference.in_blocks(8, 128)
+        return _attend_on_a_core
     # How often a loop runs is in the data: a GPU's host waits for it before every round, so
     # what one round covers is no loop there.
     return reference.in_blocks(slots, 2048, loops=False)
+
+
+def _attend_on_a_core(
+    pages: Pages, layer: Array, q_RMNH: Array, *of_rows_R: Array
+) -> tuple[Array, Array]:
+    """`reference.in_blocks` for a CPU: it computes what is in a block and of no use, too.
+
+    So where a row has one query, which is where private pages are read, blocks are small; and a
+    block's keys and values stay in a core's own cache.
+    """
+    block = 64 if q_RMNH.shape[1] == 1 else 128
+    row_bytes = 2 * pages.data.shape[2] * block * q_RMNH.shape[-1] * q_RMNH.dtype.itemsize
+    rows = min(16, 1 << max(0, (CORE // row_bytes).bit_length() - 1))
+    return reference.in_blocks(rows, block)(pages, layer, q_RMNH, *of_rows_R)
 
 
 def cache_head_size(head_size: int) -> int:
