@@ -229,7 +229,8 @@ def prepare(
     checkpoints.take_over()  # nothing is refused from here on
     handoff, apart = _handoff(config, checkpoints, wanted, learning.frozen), None
     if config.fleet.on:
-        terms = fleet.terms(config, start, stream.records.identity, before)
+        files = {"files": stream.admitted.get("files", ())}  # alike in all lives of the run
+        terms = fleet.terms(config, start, stream.records.identity, files)
         apart = Fleet(where.parent, checkpoints.life, terms, sampled, handoff, screen.say)
         sampled = dataclasses.replace(sampled, apart=apart)
     if not fresh:

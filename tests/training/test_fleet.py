@@ -7,6 +7,7 @@ hurts, they are in `tests/support/fleet_kills.py`.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -18,12 +19,14 @@ import pytest
 
 from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.data import files
 from notepad_jax.engine import journal
 from notepad_jax.engine.metered import EngineStats
 from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Plan
 from notepad_jax.setup import configuration, stopping
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import (
     fleet,
@@ -174,6 +177,26 @@ def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, t
         run(folder, *APART, *words, resume=True)
     assert same_run.differences(by_one, folder) == []
     assert found["one"].bundles == 6  # no bundle was read twice
+
+
+def test_a_run_with_task_files_goes_on_with_what_was_read_ahead(tmp_path):
+    """Its terms are those that it began with, at the first --resume and at the second."""
+    tasks = [make_tasks(seed, 512, 1)[0] for seed in range(9)]
+    files.write(tmp_path / "rows.jsonl", tasks, itertools.repeat(512))
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("{}\n")  # a row that is left out
+    words = (*SMALL, *APART, f"--config.tasks.files={tmp_path / 'rows.jsonl'}")
+    config, objects = configuration.load("quickstart", words), Objects(tmp_path / "run" / "fleet")
+
+    def begun(resume):
+        train.prepare(config, tmp_path / "run", SilentScreen(), resume, None)
+        return objects.get("terms"), objects.names()
+
+    first = begun(False)
+    assert b'"left_out": [\n' in first[0] and "plan/2" in first[1]
+    objects.put("spool/1-0", b"read")
+    for _ in range(2):
+        assert begun(True) == (first[0], sorted([*first[1], "spool/1-0"]))
 
 
 @pytest.mark.slow
