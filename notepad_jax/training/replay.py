@@ -44,7 +44,7 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
     Raises ValueError for a run that has not kept what it learnt from, or was trained by other code,
     and HandoffError, naming a leaf, where other weights come out.
     """
-    config = record.config_of(run)
+    config = record.decided_of(run)  # other pages or another dtype would be other terms
     theirs = place_of(run, config.checkpoint.folder)
     there, done = Objects(theirs.parent / fleet.FOLDER), steps_in(theirs)
     if not config.fleet.on or not done:
@@ -57,6 +57,7 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
     _look_at(there, names, last, config.fleet.live)
     if terms.code != (ours := provenance.commit()):
         raise ValueError(f"{run} was trained by {terms.code}, and this is {ours}; use that code")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder.parent) as place:
         again = _again(config, last, str(Path(place).absolute()))
         ours = place_of(folder, again.checkpoint.folder)

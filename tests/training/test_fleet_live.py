@@ -8,11 +8,22 @@ import threading
 
 import pytest
 
+from notepad_jax import keys
 from notepad_jax.checkpoint.objects import Objects, sealed
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
+from notepad_jax.telemetry.identity import write_json, write_sealed
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import audit, fleet, fleet_check, fleet_claims, fleet_live, replay
+from notepad_jax.training import (
+    audit,
+    decided,
+    fleet,
+    fleet_check,
+    fleet_claims,
+    fleet_live,
+    replay,
+)
 from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
 from tests.training.test_fleet import APART, learnt, readers
@@ -237,6 +248,27 @@ def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
     with pytest.raises(ValueError, match="is no run with readers that has saved a step"):
         run(tmp_path / "other", "--config.steps=1", "--config.validation.every=0")
         replay.replay(tmp_path / "other", tmp_path / "more", SilentScreen())
+
+
+def test_a_run_is_learnt_again_with_what_its_machine_had_decided(tmp_path, monkeypatch):
+    """And in a folder whose parent is made for it."""
+    folder, asked = tmp_path / "run", []
+    config = configuration.load("quickstart", [*SMALL, *APART, "--config.engine.pages=0"])
+    objects = Objects(folder / fleet.FOLDER)
+    objects.put("terms", fleet.terms(config, {"folder": "here"}, {}, {}).encoded())
+    objects.put("plan/1", schedule.Plan(1, 0, 0, (), "terms").encoded())
+    write_sealed(folder / CONFIG, keys.plain(config))
+    write_json(folder / decided.FILE, {decided.PAGES: 77})
+
+    def trained(config, *others):
+        asked.append(config.engine.pages)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, "steps_in", lambda place: [1])
+    monkeypatch.setattr(replay.train, "train", trained)
+    with pytest.raises(KeyboardInterrupt):
+        replay.replay(folder, tmp_path / "runs" / "again", SilentScreen())
+    assert asked == [77]
 
 
 @pytest.mark.slow
