@@ -13,6 +13,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from notepad_jax import functions
 from notepad_jax.parallel import hosts
 
@@ -60,7 +62,8 @@ def go_on(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]
 
 def _wants_more(callback: Callback, step: int, metrics: dict[str, float]) -> bool:
     try:
-        return callback(step, metrics) is not False
+        said = callback(step, metrics)
+        return not isinstance(said, bool | np.bool_) or bool(said)  # numpy's comparisons, too
     except Stop:
         return False
     except Exception as problem:

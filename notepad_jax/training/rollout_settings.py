@@ -132,6 +132,12 @@ def idle(config: Training) -> Iterator[str]:
             f"rollout.max_staleness={asked} cannot act: a fleet learns what was planned, and no "
             f"group waits; turns are up to fleet.lead + fleet.slack, {oldest(config)}, versions old"
         )
+    for key in ("bundles", "keep", "slack"):
+        if (said := getattr(config.fleet, key)) and not config.fleet.on:
+            yield (
+                f"fleet.{key}={said} cannot act: nobody reads apart from the trainer "
+                f"(fleet.readers, fleet.apart)"
+            )
     if g.overlong_window and not g.overlong_weight:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
     if g.memory_weight != 1 and not config.tasks.memory_reward and ":" not in config.tasks.reward:

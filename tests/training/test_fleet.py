@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import shutil
 import signal
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.commands import parser, rollout
 from notepad_jax.data import files
 from notepad_jax.engine import journal
 from notepad_jax.engine.metered import EngineStats
@@ -33,6 +35,7 @@ from notepad_jax.training import (
     fleet_batch,
     fleet_check,
     fleet_claims,
+    fleet_processes,
     fleet_reader,
     rollout_settings,
     train,
@@ -302,6 +305,15 @@ def test_no_group_waits_in_a_fleet_whose_turns_are_as_old_as_its_lead():
         assert len(said) == len(apart)
 
 
+def test_keys_of_a_fleet_that_cannot_act_without_one_are_said():
+    words = ["--config.fleet.keep=true", "--config.fleet.slack=1", "--config.fleet.bundles=4"]
+    said = list(rollout_settings.idle(configuration.load("quickstart", words)))
+    assert [one.split(":")[0] for one in said] == [
+        f"fleet.{key} cannot act" for key in ("bundles=4", "keep=True", "slack=1")
+    ]
+    assert not list(rollout_settings.idle(configuration.load("quickstart", [*APART, *words])))
+
+
 def test_a_reader_without_work_says_once_what_it_waits_for(tmp_path, monkeypatch):
     objects = Objects(tmp_path / "run" / fleet.FOLDER)
     claims = Claims(objects, "terms", "one")
@@ -335,6 +347,39 @@ def test_a_trainer_without_a_reader_says_how_to_start_one(tmp_path, monkeypatch)
     assert said == [
         f"step 1 waits for a reader, and none has come; start one: notepad-jax rollout {folder}"
     ]
+
+
+def test_a_reader_that_loads_beside_the_trainer_is_not_missed(tmp_path, monkeypatch):
+    objects, said = Objects(tmp_path / "run" / "fleet"), []
+    monkeypatch.setattr(fleet_batch, "LONELY", -1.0)
+    monkeypatch.setattr(fleet_processes.Readers, "running", contextlib.nullcontext)
+    arrivals = fleet_batch.Arrivals(objects, fence.Life(tmp_path / "steps"), said.append, 0.0)
+    config = configuration.load("quickstart", ["--config.fleet.readers=1"])
+    monkeypatch.setattr(fleet_processes.Readers, "look", lambda self, step: None)
+    begun = SimpleNamespace(
+        config=config, fleet=SimpleNamespace(arrivals=arrivals), screen=SilentScreen(),
+        checkpoints=SimpleNamespace(folder=tmp_path / "run" / "checkpoints"),
+    )  # fmt: skip
+    with fleet_processes.beside(begun, tmp_path / "run"):
+        asyncio.run(arrivals._waited(1))
+    assert said == []
+
+
+def test_a_reader_ends_with_the_process_that_started_it(tmp_path, monkeypatch):
+    """Also where that was gone before it first looked."""
+    started = []
+    monkeypatch.setattr(
+        fleet_processes.subprocess, "Popen", lambda words, **how: started.append(words)
+    )
+    fleet_processes.Readers("run", 1, tmp_path, started.append).begin()
+    said = parser.build_parser("rollout").parse_args(started[0][3:])
+    monkeypatch.setattr(
+        fleet_reader, "read",
+        lambda *given: SimpleNamespace(run="", bundles=given[-1](), seconds=0.0),
+    )  # fmt: skip
+    for parent, ends in ((os.getpid(), False), (1, True)):
+        monkeypatch.setattr(rollout.os, "getppid", lambda parent=parent: parent)
+        assert rollout.run(said, None, None, SilentScreen())[0].bundles is ends
 
 
 @pytest.mark.parametrize("patient", [-1.0, 1e9])
