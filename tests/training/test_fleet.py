@@ -242,6 +242,26 @@ def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monk
         fleet_reader.read(str(tmp_path / "nothing"), "me", None, SilentScreen(), lambda: False)
 
 
+def test_what_is_kept_lies_where_nobody_looks_for_work(tmp_path):
+    config = configuration.load("quickstart", [*SMALL, *APART, "--config.fleet.keep=true"])
+    terms = fleet.terms(config, {"folder": "here", "weights": "1"}, {"seed": 0}, {})
+    policies = SimpleNamespace(forget=lambda after: None, versions=lambda: [0, 1])
+    life = fence.take(tmp_path / "checkpoints")
+    trainer = fleet.Fleet(tmp_path, life, terms, None, policies, lambda line: None)
+    objects, kept = Objects(tmp_path / fleet.FOLDER), Objects(tmp_path / fleet.KEPT)
+    trainer.begin(0, False)
+    for name in ("plan/1", "claim/1-0-0", "progress/1-0", "spool/1-0", "choice/1", "plan/2"):
+        objects.put(name, name.encode())
+    trainer._tidy(1)
+    assert objects.names() == ["plan/2", "terms"]
+    assert kept.names() == ["choice/1", "plan/1", "spool/1-0"]
+    assert kept.get("spool/1-0") == b"spool/1-0"
+    trainer.begin(1, False)
+    assert len(kept.names()) == 3
+    trainer.begin(0, True)  # anew: of no use for a replay
+    assert kept.names() == [] and objects.names() == ["terms"]
+
+
 def test_a_reader_names_the_damaged_object_and_its_mend(tmp_path):
     objects = Objects(tmp_path / "run" / fleet.FOLDER)
     objects.put("plan/1", b'{"step": 1, "ver')

@@ -280,7 +280,8 @@ def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_pat
     assert (folder / "metrics.jsonl").read_bytes() == (
         tmp_path / "again" / "metrics.jsonl"
     ).read_bytes()
-    objects = Objects(folder / fleet.FOLDER)
+    assert Objects(folder / fleet.FOLDER).names() == ["ended", "terms"]  # nobody lists the rest
+    objects = Objects(folder / fleet.KEPT)
     read = schedule.choice_of(objects.get("choice/2")).read
     spooled = objects.get(name := f"spool/{next(iter(read))}")
     objects.remove(name)
@@ -297,7 +298,7 @@ def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_pat
     objects.replace(name, spooled[:-9])
     refused(f"{objects.folder}/{name} is cut off, or was changed; without it")
     objects.replace(name, spooled)
-    objects.replace("terms", b"{}")
-    refused(f"{objects.folder}/terms is cut off, or was changed")
+    Objects(folder / fleet.FOLDER).replace("terms", b"{}")
+    refused(f"{folder / fleet.FOLDER}/terms is cut off, or was changed")
     objects.remove("choice/2")
     refused("has no choice/2; a run that begins with fleet.keep")
