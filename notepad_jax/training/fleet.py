@@ -45,6 +45,11 @@ NEAR, FAR = 0.1, 2.0  # seconds between two looks at a disk, and at a bucket
 FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart", "fleet.keep")
 
 
+def look(place: Path | epath.Path) -> float:
+    """Returns the seconds between two looks at what lies there."""
+    return FAR if bucket.is_bucket(place) else NEAR
+
+
 @dataclasses.dataclass(frozen=True)
 class Terms:
     """Settings that trainer and readers have to agree on, or a bundle would have other bits."""
@@ -121,7 +126,7 @@ class Fleet:
         self._lead, self._parts, self._slack = said["lead"], said["bundles"], said["slack"]
         self._last, self.live = terms.config["steps"], bool(said["live"])
         self._keep = bool(said["keep"])
-        self.arrivals = Arrivals(self._objects, life, say, FAR if bucket.is_bucket(run) else NEAR)
+        self.arrivals = Arrivals(self._objects, life, say, look(run))
         self._chosen: tuple[int, list[tuple[Bundle, Spooled]]] = 0, []  # of which step
         self._stats = EngineStats()
 

@@ -334,6 +334,20 @@ def test_keys_of_a_fleet_that_cannot_act_without_one_are_said():
     assert not list(rollout_settings.idle(configuration.load("quickstart", [*APART, *words])))
 
 
+@pytest.mark.parametrize(("place", "wait"), [("gs://bucket/run", "FAR"), ("", "NEAR")])
+def test_a_reader_looks_for_a_trainer_as_often_as_for_work(tmp_path, monkeypatch, place, wait):
+    async def slept(seconds):
+        raise KeyboardInterrupt(seconds)
+
+    monkeypatch.setattr(fleet_reader.asyncio, "sleep", slept)
+    looking = fleet_reader._terms(
+        Objects(tmp_path), bucket.path(place or tmp_path), SilentScreen(), lambda: False
+    )
+    with pytest.raises(KeyboardInterrupt) as waited:
+        asyncio.run(looking)
+    assert waited.value.args == (getattr(fleet, wait),)
+
+
 def test_a_reader_without_work_says_once_what_it_waits_for(tmp_path, monkeypatch):
     objects = Objects(tmp_path / "run" / fleet.FOLDER)
     claims = Claims(objects, "terms", "one")
