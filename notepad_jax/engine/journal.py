@@ -125,8 +125,8 @@ def _told(turns: Turns) -> Iterator[bytes]:
                 "seeds": list(some),
                 "asked": [turn.asked for turn in some.values()],
                 "pieces": [turn.pieces for turn in some.values()],
-                "ids": _text([turn.tokens for turn in some.values()], IDS),
-                "logprobs": _text([turn.logprobs for turn in some.values()], LOGPROBS),
+                "ids": text_of([turn.tokens for turn in some.values()], IDS),
+                "logprobs": text_of([turn.logprobs for turn in some.values()], LOGPROBS),
             }
         )
 
@@ -161,7 +161,7 @@ def _segments(file: Iterable[bytes], torn: bool) -> Iterator[list[dict[Any, Any]
 def _understood(told: dict[str, Any]) -> dict[Any, Any]:
     if "header" in told:
         return told
-    ids, logprobs = _array(told["ids"], IDS), _array(told["logprobs"], LOGPROBS)
+    ids, logprobs = array_of(told["ids"], IDS), array_of(told["logprobs"], LOGPROBS)
     ends = list(itertools.accumulate(map(sum, told["pieces"])))
     if not ends[-1] == len(ids) == len(logprobs):
         raise ValueError("not what was written")
@@ -174,11 +174,13 @@ def _understood(told: dict[str, Any]) -> dict[Any, Any]:
     return turns
 
 
-def _text(arrays: Sequence[np.ndarray], dtype: str) -> str:
+def text_of(arrays: Sequence[np.ndarray], dtype: str) -> str:
+    """Returns arrays, one behind another, as text, bit by bit; `dtype` is IDS or LOGPROBS."""
     return base64.b64encode(np.concatenate(arrays).astype(dtype).tobytes()).decode("ascii")
 
 
-def _array(text: str, dtype: str) -> np.ndarray:
+def array_of(text: str, dtype: str) -> np.ndarray:
+    """Returns the array that is in a text."""
     return np.frombuffer(base64.b64decode(text), dtype).astype(dtype[1:])
 
 

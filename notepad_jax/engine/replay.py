@@ -27,6 +27,7 @@ import numpy as np
 from notepad_jax.engine.executor import Executes, Sampled
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
+from notepad_jax.types import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class Replay:
     def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
         """Prefills the tails of admitted turns, unless all of them are known."""
         for context in contexts:
-            asked = _digest(context)
+            asked = digest(context.shared, context.tail, context.sampling)
             known = self.turns.get(context.sampling.seed)
             if known is not None and known.asked != asked:
                 known = None
@@ -170,11 +171,9 @@ class Replays:
         return sum(one.replayed for one in self.each)
 
 
-def _digest(context: Context) -> str:
-    """Tells apart what is asked: the prompt's ids, and all of the sampling but its seed."""
-    s, digest = context.sampling, hashlib.blake2b(digest_size=12)
-    for part in (context.shared, context.tail):
-        digest.update(part.tobytes())
-    words = (len(context.shared), s.temperature, s.top_p, s.max_new_tokens, s.stop_ids)
-    digest.update(repr(words).encode())
-    return digest.hexdigest()
+def digest(shared: np.ndarray, tail: np.ndarray, s: SamplingParams) -> str:
+    """A digest of what is asked: the prompt's ids, and all of the sampling but its seed."""
+    made = hashlib.blake2b(shared.tobytes() + tail.tobytes(), digest_size=12)
+    words = (len(shared), s.temperature, s.top_p, s.max_new_tokens, s.stop_ids)
+    made.update(repr(words).encode())
+    return made.hexdigest()
