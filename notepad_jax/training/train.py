@@ -41,7 +41,6 @@ from notepad_jax.training import (
     base_fingerprint,
     decided,
     fleet,
-    fleet_check,
     partial_rollout,
     record,
     rollout_settings,
@@ -151,7 +150,6 @@ def check(
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
     rollout_settings.check(config)
-    fleet_check.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:

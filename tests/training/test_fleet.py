@@ -33,7 +33,6 @@ from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import (
     fleet,
     fleet_batch,
-    fleet_check,
     fleet_claims,
     fleet_processes,
     fleet_reader,
@@ -443,7 +442,7 @@ def test_a_trainer_whose_readers_are_gone_says_so_after_a_while(tmp_path, monkey
 )
 def test_what_a_fleet_cannot_do_is_refused_before_anything_is_loaded(words, message):
     with pytest.raises(ValueError, match=message):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
 
 
 def test_what_bounds_old_turns_lets_a_lead_be():
@@ -452,7 +451,7 @@ def test_what_bounds_old_turns_lets_a_lead_be():
         ("--config.grpo.minibatches=2", "--config.fleet.lead=0"),
         (),
     ):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
 
 
 # ---------------------------------------------------------------- what is put

@@ -19,10 +19,10 @@ from notepad_jax.training import (
     audit,
     decided,
     fleet,
-    fleet_check,
     fleet_claims,
     fleet_live,
     replay,
+    rollout_settings,
 )
 from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
@@ -186,7 +186,7 @@ def test_what_a_step_had_chosen_has_to_be_there(tmp_path):
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(words, message):
     words = [f"--config.{word}" for word in words]
     with pytest.raises(ValueError, match=message):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *LIVE, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *LIVE, *words]))
 
 
 def test_a_live_fleet_that_began_anew_has_other_terms():
