@@ -37,7 +37,8 @@ def test_all_are_called_with_metrics_of_their_own_and_any_may_end_the_run():
 
 
 def test_one_process_that_ends_the_run_ends_it_for_all(monkeypatch):
-    monkeypatch.setattr(callbacks.hosts, "gather", lambda said: [said, b"false"])
+    monkeypatch.setattr(callbacks.hosts, "count", lambda: 2)
+    monkeypatch.setattr(callbacks.hosts, "gather", lambda said: [said, b'{"value": false}'])
     assert not go_on([lambda step, metrics: True], 1, {})
 
 
