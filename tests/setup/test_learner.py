@@ -151,6 +151,7 @@ def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
         ("grpo.advantage=drgrpo", "did you mean 'dr_grpo'"),
         ("grpo.clip_low=1.5", "clip range"),
         ("grpo.kl_weight=-1.0", "kl_weight is -1"),
+        ("grpo.entropy_weight=-0.1", "entropy_weight is -0.1"),
         ("rollout.temperature=0.0", "temperature is 0"),
     ],
 )
