@@ -271,8 +271,9 @@ class Fleet:
             for name in schedule.settled(self._objects.names(), saved, slack):
                 if not name.startswith(kinds):
                     continue
-                if self._keep and name.startswith(schedule.LEARNT_FROM):
-                    self._settled.replace(name, self._objects.get(name) or b"")
+                learnt_from = self._keep and name.startswith(schedule.LEARNT_FROM)
+                if learnt_from and (content := self._objects.get(name)) is not None:
+                    self._settled.replace(name, content)
                 self._objects.remove(name)
 
 
