@@ -247,7 +247,7 @@ def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray)
     def ours(ids_BT: jax.Array) -> jax.Array:
         attend = attention.packed(config, jnp.full((B, T), T, jnp.int32))
         positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
-        hidden_BTD, _, _ = policy.forward(config, params, ids_BT, positions_BT, attend)
+        hidden_BTD, *_ = policy.forward(config, params, ids_BT, positions_BT, attend)
         return logprobs.logits(config, params, hidden_BTD)[..., : config.valid_vocab]
 
     first = max(1, T - DECODED)

@@ -237,7 +237,7 @@ tell() {
 # A new host has no folder of the run; the bucket may have one, and the turns that hosts kept.
 bring_back() {
     local there="" less=()
-    ! shared || less=("--exclude=^(checkpoints|fleet|policy)/.*") # they are read where they are
+    ! shared || less=("--exclude=^(checkpoints|fleet|kept|policy)/.*") # they are read where they are
     ! several || bring_turns
     ((HOST_INDEX == 0)) && [[ ! -d runs/$RUN ]] || return 0
     there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {

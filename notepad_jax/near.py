@@ -1,9 +1,12 @@
-"""Spelling suggestions: the known word that comes nearest to a misspelt one."""
+"""Lookup by name with spelling suggestions: the known word nearest to a misspelt one."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -15,3 +18,12 @@ def meant(word: str, known: Iterable[str], otherwise: str) -> str:
     """Returns "did you mean X?" for the nearest one, or what to say where none is near."""
     near = nearest(word, known)
     return f"did you mean {near}?" if near else otherwise
+
+
+def named(what: str, choices: Mapping[str, T], name: str) -> T:
+    """Returns the choice called `name`; ValueError, naming its neighbour, if there is none."""
+    if name not in choices:
+        near = nearest(name, choices)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"no {what} is called {name!r}; {hint}known: {', '.join(choices)}")
+    return choices[name]

@@ -62,7 +62,7 @@ def _logprobs(config, weights, row, labels, length, temperature):
     kv_end = jnp.where(jnp.arange(len(row)) < length, length, jnp.arange(len(row)) + 1)
     positions = jnp.arange(len(row))[None]
     attend = attention.packed(config, kv_end[None].astype(jnp.int32), positions)
-    hidden, _, _ = policy.forward(config, weights, row[None], positions, attend)
+    hidden, *_ = policy.forward(config, weights, row[None], positions, attend)
     # token_logprobs takes a static temperature; scaling the hidden states is the same.
     places = jnp.arange(len(row))
     hidden = hidden / temperature

@@ -32,18 +32,17 @@ def options(parser: Parser) -> None:
                      "here")  # fmt: skip
     parser.add_argument("--as", dest="me", metavar="NAME", help="one that is started again under "
                      "its name goes on with what it had begun (host and process)")  # fmt: skip
-    parser.add_argument("--beside", action="store_true", help="end with the process that started "
-                     "this one")  # fmt: skip
+    parser.add_argument("--beside", metavar="PID", type=int, help="end with the process that "
+                     "started this one, which is PID")  # fmt: skip
 
 
 def run(
     arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     me = arguments.me or f"{socket.gethostname()}-{os.getpid()}"
-    parent = os.getppid()
 
     def alone() -> bool:
-        return arguments.beside and os.getppid() != parent
+        return arguments.beside not in (None, os.getppid())
 
     made = fleet_reader.read(arguments.place, me, arguments.policy, screen, alone)
     return made, f"read {made.bundles} parts of steps of {made.run} in {made.seconds:.1f} s"

@@ -131,7 +131,7 @@ def start_tails(
         config, pages, row.table, row.length, row.kv_end, row.positions
     )
     adapted = lora.chosen(params, row.adapters)
-    hidden_1TD, _, (k, v) = policy.forward(config, adapted, row.tokens, row.positions, attend)
+    hidden_1TD, _, (k, v), _ = policy.forward(config, adapted, row.tokens, row.positions, attend)
     pages = attention.write_tokens(pages, k, v, row.target)
     pages = _copied(pages, row.copies)
     return pages, *_sample_after(config, params, hidden_1TD[0], row, wanted, most)
@@ -235,7 +235,7 @@ def generate(
         active = remaining > 0
         lens = tables.shared_lens_B + slots.private_len + made + 1
         attend = attention.paged(config, tables, jnp.where(active, lens, 0))
-        hidden_B1D, pages, _ = policy.forward(
+        hidden_B1D, pages, _, _ = policy.forward(
             config, adapted, token[:, None], (slots.position + made)[:, None], attend, pages
         )
         draws = slots.draws

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from notepad_jax.grpo import choices
+from notepad_jax import near
 from notepad_jax.types import Group, TurnKind
 
 Advantage = Callable[..., list[np.ndarray]]  # of groups (and scales): float64 [G] for each
@@ -149,7 +149,7 @@ def of_groups(name: str, groups: Sequence[Group], scales: Scales | None = None) 
 
     `scales` are those of an advantage of SCALES, instead of the batch's own (`remembered`).
     """
-    advantage = choices.named("advantage", ADVANTAGES, name)
+    advantage = near.named("advantage", ADVANTAGES, name)
     return advantage(groups) if scales is None else advantage(groups, scales)
 
 

@@ -58,7 +58,7 @@ def run(
 ) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, "L E"]]:
     """Returns (logprob, entropy, load of the experts) of the micro-batch's trained tokens."""
     attend = attention.packed(config, micro.kv_end, micro.positions)
-    hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
+    hidden_BTD, _, _, routes_LBTA = policy.forward(
         config, params, micro.tokens, micro.positions, attend, remat=remat
     )
     logprob_X, _, entropy_X = logprobs.token_logprobs(

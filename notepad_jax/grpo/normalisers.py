@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from notepad_jax.grpo import choices
+from notepad_jax import near
 
 # Ids [N] of each token's turn, trajectory and prompt, and the constant, to weights [N] and what
 # their sum is divided by.
@@ -51,7 +51,7 @@ NORMALISERS: dict[str, Normaliser] = {
 
 def named(name: str) -> Normaliser:
     """Returns the normaliser called `name`; ValueError, naming its neighbour, if there is none."""
-    return choices.named("normaliser", NORMALISERS, name)
+    return near.named("normaliser", NORMALISERS, name)
 
 
 def _mean_of(ids_N: np.ndarray) -> tuple[np.ndarray, float]:

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from notepad_jax.grpo import choices, ratios
+from notepad_jax import near
+from notepad_jax.grpo import ratios
 from notepad_jax.grpo.ratios import Limits
 
 MAX_KL_LOG_RATIO = 10.0
@@ -93,7 +94,7 @@ KLS: dict[str, Callable[[Array, Array], Array]] = {one.__name__: one for one in 
 
 def kl_named(name: str) -> Callable[[Array, Array], Array]:
     """Returns the KL estimator called `name`; ValueError if there is none."""
-    return choices.named("estimate of KL", KLS, name)
+    return near.named("estimate of KL", KLS, name)
 
 
 def objective(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from notepad_jax.grpo import choices
+from notepad_jax import near
 
 MAX_LOG_RATIO = 20.0  # held to before `exp`: the clips have long taken the gradient away
 NEVER = 2 * math.exp(MAX_LOG_RATIO)  # no ratio is so large: a limit that is off
@@ -118,7 +118,7 @@ PROXIMALS = ("recomputed", "interpolated")
 
 def named(name: str) -> Ratio:
     """Returns the ratio called `name`; ValueError, naming its neighbour, if there is none."""
-    return choices.named("ratio", RATIOS, name)
+    return near.named("ratio", RATIOS, name)
 
 
 def corrected(

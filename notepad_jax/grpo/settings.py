@@ -68,13 +68,6 @@ class UpdateSettings:
                     f"grpo.{name} is {value} and grpo.tis_cap 0, which corrects nothing: give a "
                     f"cap as well, or {name} = 0"
                 )
-        if not 0 <= self.kl_weight < float("inf"):
-            raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
-        if not 0 <= self.entropy_weight < float("inf"):
-            raise ValueError(
-                f"entropy_weight is {self.entropy_weight}; it must be 0 (off) or more: a bonus "
-                "for entropy is taken off the loss, and less than none would teach certainty"
-            )
 
     @property
     def limits(self) -> ratios.Limits:

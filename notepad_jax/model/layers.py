@@ -113,13 +113,10 @@ class DecoderLayer(nnx.Module):
     def before_attention(self, hidden_BTD: Array) -> Array:
         return rms_norm(hidden_BTD, self.attn_norm[...], self.config.rms_eps)
 
-    def after_attention(self, hidden_BTD: Array, out_BTNH: Array) -> Array:
-        return self.after_attention_with_routes(hidden_BTD, out_BTNH)[0]
-
-    def after_attention_with_routes(
+    def after_attention(
         self, hidden_BTD: Array, out_BTNH: Array
     ) -> tuple[Array, Int[Array, "B T A"]]:
-        """As `after_attention`; also returns each token's experts: A is 0 in a dense layer."""
+        """Returns the layer's output, and each token's experts: A is 0 in a dense layer."""
         hidden_BTD = hidden_BTD + self.attention.output(out_BTNH)
         normed_BTD = rms_norm(hidden_BTD, self.mlp_norm[...], self.config.rms_eps)
         if self.config.experts is None:

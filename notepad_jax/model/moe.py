@@ -190,7 +190,7 @@ def load(
 ) -> Float[Array, "L E"]:
     """Counts the tokens each expert of each layer was given, float32; sums over batches add up.
 
-    `routes` come from `policy.forward_with_routes`; `counted` leaves padding out.
+    `routes` come from `policy.forward`; `counted` leaves padding out.
     """
 
     def one(routes_BTA: Array) -> Array:

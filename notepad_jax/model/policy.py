@@ -48,7 +48,7 @@ class Policy(nnx.Module):
         carry: Any = (),
         remat: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
-        """The forward pass; see `forward_with_routes`."""
+        """The forward pass; see `forward`."""
         c = self.config
         with jax.named_scope("embed"):
             hidden_BTD = shards.rows(self.embed[...][tokens_BT].astype(c.dtype))
@@ -64,7 +64,7 @@ class Policy(nnx.Module):
                 k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
                 out_BTNH, carry, extra = attend(index, q_BTNH, k_BTKH, v_BTKH, carry)
             with jax.named_scope("feed_forward"):
-                hidden_BTD, routes_BTA = layer.after_attention_with_routes(hidden_BTD, out_BTNH)
+                hidden_BTD, routes_BTA = layer.after_attention(hidden_BTD, out_BTNH)
             return (shards.rows(hidden_BTD), carry), (extra, routes_BTA)
 
         if remat:
@@ -95,7 +95,7 @@ class Policy(nnx.Module):
             def rest(hidden_BTD: Array) -> Array:
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
                 out_BTNH, _, _ = attend(index, q_BTNH, k_BTKH, v_BTKH, ())
-                return shards.rows(layer.after_attention(hidden_BTD, out_BTNH))
+                return shards.rows(layer.after_attention(hidden_BTD, out_BTNH)[0])
 
             hidden_BTD = jax.lax.cond(index < c.layers - 1, rest, lambda h: h, hidden_BTD)
             return hidden_BTD, (k_BTKH, v_BTKH)
@@ -149,23 +149,11 @@ def forward(
     attend: Attend,
     carry: Any = (),
     remat: bool = False,
-) -> tuple[Float[Array, "B T D"], Any, Any]:
-    """Runs the decoder; returns (hidden states after the final norm, carry, stacked extras)."""
-    return Policy(config, params)(tokens_BT, positions_BT, attend, carry, remat)[:3]
-
-
-def forward_with_routes(
-    config: PolicyConfig,
-    params: Params,
-    tokens_BT: Int[Array, "B T"],
-    positions_BT: Int[Array, "B T"],
-    attend: Attend,
-    carry: Any = (),
-    remat: bool = False,
 ) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
-    """`forward`, and the experts of every token in every layer (A is 0 if dense).
+    """Runs the decoder: (hidden states after the final norm, carry, stacked extras, routes).
 
-    `moe.load` makes load statistics of the routes.
+    Routes are the experts of every token in every layer (A is 0 if dense); `moe.load` makes load
+    statistics of them.
     """
     return Policy(config, params)(tokens_BT, positions_BT, attend, carry, remat)
 

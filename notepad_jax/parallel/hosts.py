@@ -3,7 +3,7 @@
 A pod is one process a host, each with the chips of its host, and one program over all chips:
 the trainer's. Every process runs the same code in the same order. What only one may do, the
 `first` does: it writes what is no array. What each finds out alone, such as the readings of its
-own engine, it tells the others (`gather`), so that all go on from the same. One process is all
+own engine, it tells the others (`all_gather`), so that all go on from the same. One process is all
 there is unless it has `joined` others.
 
 A process that is gone takes the others with it (`peers`, below, notices): one program over all
@@ -155,11 +155,6 @@ def gather(said: bytes) -> list[bytes]:
     return [every[i, : sizes[i]].tobytes() for i in range(count())]
 
 
-def barrier() -> None:
-    """Waits until every process has come here."""
-    gather(b"")
-
-
 def broadcast(work: Callable[[], Any]) -> Any:
     """Broadcast: returns on every process what `work` returned on the first: JSON values.
 
@@ -195,7 +190,5 @@ def _all_said(work: Callable[[], Any]) -> list[Any]:
 
 def all_sum(numbers: Mapping[str, float]) -> dict[str, float]:
     """All-reduce: returns the sums over all processes; each gives the same names."""
-    if count() == 1:
-        return dict(numbers)
-    every = [json.loads(said) for said in gather(json.dumps(dict(numbers)).encode())]
+    every = all_gather(lambda: dict(numbers))
     return {name: sum(said[name] for said in every) for name in numbers}

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 PLAN, CLAIM, PROGRESS, SPOOL, CHOICE = "plan", "claim", "progress", "spool", "choice"  # kinds
 OF_STEPS = (PLAN, CLAIM, PROGRESS, SPOOL, CHOICE)
+LEARNT_FROM = (PLAN, SPOOL, CHOICE)
 TERMS, ENDED = "terms", "ended"  # objects of a run: what readers have to agree on, and its end
 # What becomes of an object that is damaged.
 AGAIN = "remove it, and train --resume makes it again"

@@ -35,6 +35,8 @@ from notepad_jax.setup.config.whole import Training
 from notepad_jax.types import Group, TrainBatch
 
 GATE, SCALES = "entropy_gate", "scales"  # keys of a checkpoint's data
+# Of `grpo`, with which a teacher's turns, of which no logprob is known, count as they are.
+UNWEIGHED = {"ratio": "likelihood", "tis_cap": 0.0, "ess_at": 0.0}
 
 
 @dataclasses.dataclass
@@ -71,6 +73,12 @@ def settings_of(config: Training) -> tuple[Algorithm, UpdateSettings, OptimizerS
             f"rollout.teacher is {r.teacher!r}, whose readings are learnt as they are, and "
             f"grpo.advantage={g.advantage!r} compares readings of a group; use --recipe imitate"
         )
+    for key, needed in UNWEIGHED.items() if r.teacher else ():
+        if (said := getattr(g, key)) != needed:
+            raise ValueError(
+                f"rollout.teacher is {r.teacher!r}, whose turns no policy of ours sampled, and "
+                f"grpo.{key}={said} weighs them by how likely they are; set it to {needed}"
+            )
     if r.top_p != 1:
         raise ValueError(
             f"rollout.top_p is {r.top_p}; the ratio compares whole distributions, and a "

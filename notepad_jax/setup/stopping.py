@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import signal
@@ -129,7 +128,7 @@ class Stop:
 
         Before they end all of them `keep` what they have.
         """
-        asked = (json.loads(said) for said in hosts.gather(json.dumps(self.number).encode()))
+        asked = hosts.all_gather(lambda: self.number)
         self.number = max((one for one in asked if one is not None), default=None)
         if self.number is not None:
             keep()

@@ -56,19 +56,15 @@ def draw(
     chunk_size: int,
     tails: int,
     habits: Habits,
-    found_share: float = 0.4,
-    answer_share: float = 0.3,
-    chapter_share: float = 0.5,
-    noted_share: float = 0.55,
 ) -> Lesson:
     """Draws a lesson of `chunks` chunks (B) of `chunk_size` tokens (C), `tails` (Q) each.
 
-    The shares are probabilities: that a fact asked for is in the chunk, that a tail is an
-    answer turn, that a chunk has a chapter break, that the memory holds a note.
+    Shares are probabilities: that a tail is an answer turn, that a fact asked for is in the chunk,
+    that a chunk has a chapter break, that the memory holds a note.
     """
-    asked = ask(rng, chunks, tails, answer_share)
-    chunk = write_chunk(rng, asked, chunk_size, found_share, chapter_share)
-    memory = _hand_over(rng, asked, noted_share)
+    asked = ask(rng, chunks, tails, answer_share=0.3)
+    chunk = write_chunk(rng, asked, chunk_size, found_share=0.4, chapter_share=0.5)
+    memory = _hand_over(rng, asked, noted_share=0.55)
     first, second = _teach(rng, asked, chunk, memory, habits)
     tail, start, length = _write_tails(asked, memory, first.written, second.written)
 

@@ -40,14 +40,12 @@ def draw(
     chunk_size: int,
     tails: int,
     habits: Habits,
-    found_share: float = 0.4,
-    answer_share: float = 0.3,
-    chapter_share: float = 0.4,
-    noted_share: float = 0.6,
 ) -> Lesson:
     """Draws a lesson, as `lessons.draw` does."""
-    asked = _ask(rng, chunks, tails, answer_share, noted_share)
-    chunk, found_at, chapter = _write_chunk(rng, asked, chunk_size, found_share, chapter_share)
+    asked = _ask(rng, chunks, tails, answer_share=0.3, noted_share=0.6)
+    chunk, found_at, chapter = _write_chunk(
+        rng, asked, chunk_size, found_share=0.4, chapter_share=0.4
+    )
     turn = _teach(rng, asked, found_at, chapter, habits)
     tail, start, length = _write_tails(asked, turn.written)
 

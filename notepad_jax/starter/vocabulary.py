@@ -11,8 +11,6 @@ document may not: sentencepiece never produces them from ordinary text.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sentencepiece import sentencepiece_model_pb2
 
 NAMES = tuple(
@@ -90,7 +88,7 @@ def ids(text: str) -> list[int]:
 
 
 def sentencepiece_model() -> bytes:
-    """The serialised ModelProto: unigram, byte fallback, one piece for each word."""
+    """The starter's tokenizer.model, a ModelProto: unigram, byte fallback, one piece a word."""
     model = sentencepiece_model_pb2.ModelProto()
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
     for piece in PIECES:
@@ -116,8 +114,3 @@ def sentencepiece_model() -> bytes:
     normaliser.remove_extra_whitespaces = True
     normaliser.escape_whitespaces = True
     return model.SerializeToString(deterministic=True)
-
-
-def build_sentencepiece(path: Path | str) -> None:
-    """Writes the tokenizer of the starter policy, tokenizer.model, to `path`."""
-    Path(path).write_bytes(sentencepiece_model())

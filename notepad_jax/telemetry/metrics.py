@@ -41,10 +41,7 @@ class RunLog:
     whose next step is k. `sinks` get a copy of the numbers and are closed with it.
     """
 
-    def __init__(
-        self, folder: str | Path, resume_step: int | None = None, tensorboard: bool = True,
-        sinks: Sinks | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: str | Path, sinks: Sinks, resume_step: int | None = None) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         if resume_step is None:
@@ -55,7 +52,7 @@ class RunLog:
         self._metrics = _open(self.folder / METRICS)
         self._timings = _open(self.folder / TIMINGS)
         self._ledger = _open(self.folder / LEDGER)
-        self._events = _open_events(self.folder / EVENTS, resume_step) if tensorboard else None
+        self._events = _open_events(self.folder / EVENTS, resume_step)
         self._sinks = sinks
 
     def _refuse_to_mix(self) -> None:
@@ -85,24 +82,20 @@ class RunLog:
         if account:
             _append(self._ledger, step, account)
         numbers = {**metrics, **(timings or {})}
-        if self._events is not None:
-            summaries = [scalar(name, float(value)) for name, value in numbers.items()]
-            summaries += [text(name, said) for name, said in (texts or {}).items()]
-            for summary in summaries:
-                self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
-            self._events.flush()
-        if self._sinks is not None:
-            self._sinks.write(step, {name: float(value) for name, value in numbers.items()})
+        summaries = [scalar(name, float(value)) for name, value in numbers.items()]
+        summaries += [text(name, said) for name, said in (texts or {}).items()]
+        for summary in summaries:
+            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._events.flush()
+        self._sinks.write(step, {name: float(value) for name, value in numbers.items()})
 
     def close(self) -> None:
         """Closes the files."""
         self._metrics.close()
         self._timings.close()
         self._ledger.close()
-        if self._events is not None:
-            self._events.close()
-        if self._sinks is not None:
-            self._sinks.close()
+        self._events.close()
+        self._sinks.close()
 
     def __enter__(self) -> RunLog:
         return self

@@ -199,7 +199,7 @@ class _LiveTable:
         table = RichTable(box=None, pad_edge=False)
         for column in self._columns:
             table.add_column(column, justify="right", header_style="bold")
-        for values in self._rows:
+        for values in list(self._rows):  # another thread adds to them
             table.add_row(*(show(values[c]) if c in values else "" for c in self._columns))
         return table
 

@@ -21,10 +21,8 @@ from notepad_jax.grpo import batch, forward
 from notepad_jax.reading.trace import Trace, TurnRecord
 from notepad_jax.rollout import archive
 from notepad_jax.setup import builders, process
-from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import decided
-from notepad_jax.training.record import config_of
+from notepad_jax.training import record
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -84,7 +82,7 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
             f"{folder} has no {archive.FILE}: it is no training run's, or no reading was kept yet "
             "(none is with rollout.archive=0); name the folder of a training run, runs/NAME"
         )
-    config = _config(folder)
+    config, settings = record.decided_of(folder), record.read(folder)
     process.prepared(config)
     kept = steps_in(place_of(folder, config.checkpoint.folder))
     with Trace(folder / archive.FILE) as trace:
@@ -97,6 +95,13 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
         )
     steps = sorted({said for _, said, _ in found})
     versions = sorted({turn.completion.policy_version for _, _, turn in found})
+    for version in versions:
+        if teacher := settings.at(version, "rollout.teacher", config.rollout.teacher):
+            raise ValueError(
+                f"the turns of version {version} of {folder} are those of rollout.teacher="
+                f"{teacher}, which no policy sampled: there is nothing to compare; look at a step "
+                f"that has others"
+            )
     there = [version for version in versions if version in kept]
     if not there:
         raise ValueError(
@@ -107,7 +112,8 @@ def run(folder: Path, step: int | None, screen: Screen) -> Audit:
     looked, bar = [], screen.bar("auditing", len(there))
     for version in there:
         own = [(w, t) for w, _, t in found if t.completion.policy_version == version]
-        looked.append(_version(folder, version, config, own, screen))
+        at = settings.at(version, "rollout.temperature", config.rollout.temperature)
+        looked.append(_version(folder, version, config.dtype, at, own, screen))
         bar.advance()
     bar.finish()
     weights = config.checkpoint.rollout_dtype or config.dtype or "float32"
@@ -139,10 +145,6 @@ def problem(made: Audit) -> str:
     )
 
 
-def _config(folder: Path) -> Training:
-    return decided.filled(config_of(folder), decided.read(folder / decided.FILE))
-
-
 def _turns(trace: Trace, step: int | None) -> Iterator[tuple[str, int, Turn]]:
     """Yields (which reading, step, turn) of all turns that were kept."""
     whole = functools.lru_cache(2)(trace.whole)  # a reading, and the one that it shares with
@@ -150,12 +152,12 @@ def _turns(trace: Trace, step: int | None) -> Iterator[tuple[str, int, Turn]]:
         if step not in (None, said.get("step")):
             continue
         where = f"step {said.get('step')}, task {said.get('task_id')}, sample {said.get('sample')}"
-        for record in whole(number).turns:
-            shared = record.shared
-            if record.shared_of is not None:  # that one's turn of this chunk has it
-                others = whole(record.shared_of).turns
-                shared = next(o.shared for o in others if o.chunk == record.chunk and o.shared)
-            yield where, int(said["step"]), _turn(record, shared)
+        for one in whole(number).turns:
+            shared = one.shared
+            if one.shared_of is not None:  # that one's turn of this chunk has it
+                others = whole(one.shared_of).turns
+                shared = next(o.shared for o in others if o.chunk == one.chunk and o.shared)
+            yield where, int(said["step"]), _turn(one, shared)
 
 
 def _turn(said: TurnRecord, shared: Sequence[int]) -> Turn:
@@ -167,13 +169,14 @@ def _turn(said: TurnRecord, shared: Sequence[int]) -> Turn:
 
 
 def _version(
-    folder: Path, version: int, config: Training, said: Sequence[tuple[str, Turn]], screen: Screen
-) -> Version:
-    policy = builders.load_policy(f"{folder}@{version}", config.dtype, say=screen.warn)
+    folder: Path, version: int, dtype: str, temperature: float, said: Sequence[tuple[str, Turn]],
+    screen: Screen,
+) -> Version:  # fmt: skip
+    policy = builders.load_policy(f"{folder}@{version}", dtype, say=screen.warn)
     off: list[np.ndarray] = []
     for first in range(0, len(said), AT_ONCE):
         group = _group([turn for _, turn in said[first : first + AT_ONCE]])
-        ours = _logprobs(policy, group, config.rollout.temperature)
+        ours = _logprobs(policy, group, temperature)
         theirs = [one.turns[0].completion.behaviour_logprobs for one in group.trajectories]
         off += [np.abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     worst = max(range(len(off)), key=lambda k: off[k].max())

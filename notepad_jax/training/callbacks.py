@@ -9,9 +9,10 @@ called by train.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from notepad_jax import functions
 from notepad_jax.parallel import hosts
@@ -53,14 +54,17 @@ def go_on(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]
     """
     if not callbacks:
         return True
-    wanted = [_wants_more(callback, step, dict(metrics)) for callback in callbacks]
-    said = hosts.gather(json.dumps(all(wanted)).encode())
-    return all(json.loads(one) for one in said)
+
+    def wanted() -> bool:
+        return all([_wants_more(callback, step, dict(metrics)) for callback in callbacks])
+
+    return all(hosts.all_gather(wanted))
 
 
 def _wants_more(callback: Callback, step: int, metrics: dict[str, float]) -> bool:
     try:
-        return callback(step, metrics) is not False
+        said = callback(step, metrics)
+        return not isinstance(said, bool | np.bool_) or bool(said)  # numpy's comparisons, too
     except Stop:
         return False
     except Exception as problem:

@@ -37,10 +37,17 @@ from notepad_jax.training.fleet_batch import Arrivals, Spooled, added
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.types import PolicySnapshot
 
-FOLDER, POLICY = "fleet", "policy"  # in a run's folder: what is said, and versions
+# In a run's folder: what is said, versions, and what steps learnt from (`fleet.keep`), which lies
+# apart so that nobody who looks for work lists it.
+FOLDER, POLICY, KEPT = "fleet", "policy", "kept"
 NEAR, FAR = 0.1, 2.0  # seconds between two looks at a disk, and at a bucket
 # What a run may change, beside `partial_rollout.FREE`, while readers go on with what is planned.
 FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart", "fleet.keep")
+
+
+def look(place: Path | epath.Path) -> float:
+    """Returns the seconds between two looks at what lies there."""
+    return FAR if bucket.is_bucket(place) else NEAR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +119,14 @@ class Fleet:
         handoff: ThroughStorage,
         say: Callable[[str], None],
     ) -> None:
-        self._objects, self._life = Objects(run / FOLDER), life
+        self._objects, self._settled, self._life = Objects(run / FOLDER), Objects(run / KEPT), life
         self._terms, self._rollouts = terms, rollouts
         self._handoff, self._say = handoff, say
         said = terms.config["fleet"]
         self._lead, self._parts, self._slack = said["lead"], said["bundles"], said["slack"]
         self._last, self.live = terms.config["steps"], bool(said["live"])
         self._keep = bool(said["keep"])
-        self.arrivals = Arrivals(self._objects, life, say, FAR if bucket.is_bucket(run) else NEAR)
+        self.arrivals = Arrivals(self._objects, life, say, look(run))
         self._chosen: tuple[int, list[tuple[Bundle, Spooled]]] = 0, []  # of which step
         self._stats = EngineStats()
 
@@ -201,9 +208,10 @@ class Fleet:
             kept = None
             self._say(f"what readers had begun after step {step} is of no use now: it is read anew")
         if kept is None:
-            for name in self._objects.names():
-                if schedule.step_of(name) is not None:
-                    self._objects.remove(name)
+            for place in (self._objects, self._settled):
+                for name in place.names():
+                    if schedule.step_of(name) is not None:
+                        place.remove(name)
             self._handoff.forget(step - 1)  # `step` itself may have been in another dtype
         since, begun = (step, self._life.number) if kept is None else (kept.since, kept.begun)
         begun = begun if self.live else 0
@@ -259,11 +267,14 @@ class Fleet:
         self._life.check()
         slack = 0 if saved == self._last else self._slack
         plans_first = (schedule.PLAN,), schedule.OF_STEPS  # `Claims.put` says why
-        beside = (schedule.CLAIM, schedule.PROGRESS)
-        for kinds in (beside,) if self._keep else plans_first:
+        for kinds in plans_first:
             for name in schedule.settled(self._objects.names(), saved, slack):
-                if name.startswith(kinds):
-                    self._objects.remove(name)
+                if not name.startswith(kinds):
+                    continue
+                learnt_from = self._keep and name.startswith(schedule.LEARNT_FROM)
+                if learnt_from and (content := self._objects.get(name)) is not None:
+                    self._settled.replace(name, content)
+                self._objects.remove(name)
 
 
 def _name(kind: str, step: int) -> str:

@@ -63,13 +63,14 @@ def spooled(content: bytes, bundle: Bundle, terms: str, newest: int) -> Spooled:
 class Arrivals:
     """The spool of bundles that readers have put, as a trainer takes them; one a run.
 
-    `agreed` is what plans and bundles have to carry, `wait` the seconds between two looks.
+    `agreed` is what plans and bundles have to carry, `wait` the seconds between two looks, `lonely`
+    those after which it says that no reader has come.
     """
 
     def __init__(
         self, objects: Objects, life: Life, say: Callable[[str], None], wait: float
     ) -> None:
-        self.agreed = ""
+        self.agreed, self.lonely = "", LONELY
         self.look: Callable[[int], None] = lambda step: None  # called while it waits for a step
         self._objects, self._life, self._say, self._wait = objects, life, say, wait
         self._taken: dict[str, tuple[str, Spooled]] = {}  # by bundle: its digest, and it
@@ -186,8 +187,8 @@ class Arrivals:
         if self._waits[0] != step:
             self._waits = step, time.monotonic()
         waited = time.monotonic() - self._waits[1]
-        claims = not self._said and waited > LONELY and self._objects.names(schedule.CLAIM)
-        if not self._said and waited > (PATIENT if claims else LONELY):
+        claims = not self._said and waited > self.lonely and self._objects.names(schedule.CLAIM)
+        if not self._said and waited > (PATIENT if claims else self.lonely):
             self._said = True
             why = "those that began to read are slow, or gone" if claims else "none has come"
             self._say(

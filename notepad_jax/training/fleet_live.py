@@ -6,9 +6,12 @@ they began with, the next ones begin on the new one, and both sets of weights ar
 (`EngineService.adopt`). A document may be begun once the reader has a version that its plan lets
 read, so no turn is older than that. Which version says a turn depends on the clock, so a document
 that is read again comes out otherwise; what is put first is learnt from. Turns that have ended are
-put beside every so often (`fleet_progress`), for the reader that goes on with the document. A
-reader with room to spare begins what others have begun, once that takes three times as long as the
-longest of its own, and drops it for what none has begun. Above: fleet_reader; below: rollouts.
+put beside every so often (`Progress`), for the reader that goes on with the document: what was said
+by a version stays said by it, and the rest is read by the version that it has. Not `engine.replay`,
+which repeats launches so that every bit is that of a reader that was not killed: of a live document
+no such bits are promised. A reader with room to spare begins what others have begun, once that
+takes three times as long as the longest of its own, and drops it for what none has begun. Above:
+fleet_reader; below: rollouts.
 """
 
 from __future__ import annotations
@@ -19,21 +22,31 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from notepad_jax.checkpoint.handoff import ThroughStorage
+from notepad_jax.checkpoint.objects import sealed, unsealed
 from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.replay import digest
 from notepad_jax.engine.service import EngineService
 from notepad_jax.rollout import schedule, serialization
 from notepad_jax.rollout.collector import Failed
 from notepad_jax.rollout.schedule import Bundle
 from notepad_jax.setup.stopping import Stop
+from notepad_jax.telemetry.identity import IDS, LOGPROBS, array_of, text_of
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import fleet_progress
 from notepad_jax.training.fleet_batch import Spooled
 from notepad_jax.training.fleet_claims import Claims
-from notepad_jax.training.fleet_progress import Progress, Remembered
 from notepad_jax.training.rollouts import Rollouts
-from notepad_jax.types import Group
+from notepad_jax.types import (
+    Completer,
+    Completion,
+    Finish,
+    Group,
+    Prompt,
+    SamplingParams,
+    tokens,
+)
 
 Made = tuple[list[Group], list[Failed]]
 
@@ -121,7 +134,7 @@ class Live:
                 await self._let_go(copies[:1])
             header = {"terms": self.claims.terms, "bundle": bundle.name}
             there = self.claims.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
-            progress = fleet_progress.begun(header, there)
+            progress = progress_of(header, there)
             reading = asyncio.ensure_future(self._read(bundle, progress))
             one = _Begun(bundle, time.monotonic(), reading, progress, self.claims.copied)
             self.begun[bundle.name] = one
@@ -172,3 +185,62 @@ class Live:
             )
         finally:
             noticed.cancel()
+
+
+# ---------------------------------------------------------------- turns that have ended
+
+
+@dataclasses.dataclass
+class Progress:
+    """The turns of one bundle, by seed: what was asked, and what was said."""
+
+    header: dict[str, str]  # whose they are
+    turns: dict[int, tuple[str, Completion]] = dataclasses.field(default_factory=dict)
+    put: int = 0  # turns that are put beside
+
+    def encoded(self) -> bytes:
+        """The object's content: one line, and its SHA-256 in a second."""
+        turns = [_told(seed, *turn) for seed, turn in list(self.turns.items())]
+        return sealed({"header": self.header, "turns": turns})
+
+
+def progress_of(header: dict[str, str], content: bytes | None) -> Progress:
+    """Returns the progress that was `encoded`; an empty one for what is damaged, or another's."""
+    try:
+        said = unsealed(content or b"")
+    except ValueError:
+        return Progress(header)
+    if said["header"] != header:
+        return Progress(header)
+    turns = {seed: (asked, _completion(rest)) for seed, asked, *rest in said["turns"]}
+    return Progress(header, turns, len(turns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembered:
+    """A `Completer` that replays turns that have ended, and records those that end."""
+
+    inner: Completer
+    progress: Progress
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
+        """Returns a turn's completion: the recorded one, or the completer's."""
+        asked = digest(prompt.shared, prompt.tail, sampling)
+        known = self.progress.turns.get(sampling.seed)
+        if known is not None and known[0] == asked:
+            return known[1]
+        said = await self.inner.complete(prompt, sampling)
+        if said.finish is not Finish.CANCELLED:
+            self.progress.turns[sampling.seed] = asked, said
+        return said
+
+
+def _told(seed: int, asked: str, said: Completion) -> list[Any]:
+    ids, logprobs = text_of([said.tokens], IDS), text_of([said.behaviour_logprobs], LOGPROBS)
+    return [seed, asked, said.policy_version, said.finish.value, ids, logprobs]
+
+
+def _completion(rest: list[Any]) -> Completion:
+    version, finish, ids, logprobs = rest
+    ids, logprobs = tokens(array_of(ids, IDS)), array_of(logprobs, LOGPROBS)
+    return Completion(ids, logprobs, Finish(finish), version)

@@ -9,6 +9,7 @@ is there, so none is left behind by a trainer that was killed. Above: train.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from notepad_jax.parallel import hosts
+from notepad_jax.training import fleet_batch
 from notepad_jax.training.run import Run
 
 FOLDER = "readers"  # in a run's folder: what each says
@@ -34,7 +36,8 @@ def beside(run: Run, folder: Path) -> Iterator[None]:
         return
     readers = Readers(str(run.checkpoints.folder.parent), count, folder, run.screen.say)
     with readers.running():
-        run.fleet.arrivals.look = readers.look
+        arrivals = run.fleet.arrivals
+        arrivals.look, arrivals.lonely = readers.look, fleet_batch.PATIENT  # they load a policy
         yield
 
 
@@ -103,7 +106,8 @@ class Readers:
                 one.wait(LEAVING)
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
-        words = ["rollout", self._where, "--as", f"reader-{number}", "--beside"]
+        me, parent = f"reader-{number}", str(os.getpid())
+        words = ["rollout", self._where, "--as", me, "--beside", parent]
         with self._file(number).open("ab") as said:
             return subprocess.Popen(
                 [sys.executable, "-m", "notepad_jax", *words],

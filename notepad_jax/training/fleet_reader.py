@@ -103,7 +103,7 @@ async def _terms(
         if alone():
             raise ValueError(f"no trainer has begun in {place}")
         waiting.look()
-        await asyncio.sleep(fleet.NEAR)
+        await asyncio.sleep(fleet.look(place))
     return terms
 
 
@@ -147,7 +147,7 @@ def _prepared(
     claims = Claims(there, terms.agreed, me)
     rollouts = rollout_settings.rollouts(config, stream, engine, policy.tokenizer, template, rules)
     policies = ThroughStorage(place / fleet.POLICY, wanted, base=frozen)
-    look = fleet.FAR if bucket.is_bucket(place) else fleet.NEAR
+    look = fleet.look(place)
     if config.fleet.live:
         slots = config.engine.slots * builders.engines(config.engine)
         room = max(1, slots // (config.rollout.group_size * stream.questions))

@@ -26,7 +26,7 @@ from notepad_jax.report import origin
 from notepad_jax.setup import configuration, provenance
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import lines
-from notepad_jax.telemetry.identity import read_json, read_sealed, write_json, write_sealed
+from notepad_jax.telemetry.identity import read_sealed, write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.training import decided
 
@@ -61,6 +61,12 @@ class History:
         after = {key: new for one in self.changes for key, (_, new) in one.changed.items()}
         return {key: value for key, value in {**self.begun, **after}.items() if value is not GONE}
 
+    def at(self, version: int, key: str, now: Any) -> Any:
+        """A setting as it was when `version` read; `now` where a run has no beginning."""
+        said = [one.changed[key][1] for one in self.changes
+                if one.step <= version and key in one.changed]  # fmt: skip
+        return said[-1] if said else (self.begun or {}).get(key, now)
+
 
 def config_of(folder: Path) -> Training:
     """Returns the config in a run's folder; a key that came later is as it is there.
@@ -71,10 +77,15 @@ def config_of(folder: Path) -> Training:
     return configuration.load("quickstart", saved=said)
 
 
+def decided_of(folder: Path) -> Training:
+    """Returns the config in a run's folder, with what its machine decided (`decided`)."""
+    return decided.filled(config_of(folder), decided.read(folder / decided.FILE))
+
+
 def begin(folder: Path, config: Training) -> None:
     """Writes down what a run begins with; from here on it can be gone on with."""
     if hosts.first() and not (folder / FILE).exists():
-        said = {"config": _flat(config), "machine": _machine(folder)}
+        said = {"config": _flat(config), "machine": decided.read(folder / decided.FILE)}
         _append(folder, {"step": 0, **_here(), **said})
 
 
@@ -143,11 +154,6 @@ def _here() -> dict[str, str]:
     return {"at": f"{now:%Y-%m-%d %H:%M} UTC", "code": provenance.commit()}
 
 
-def _machine(folder: Path) -> dict[str, Any]:
-    path = folder / decided.FILE
-    return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
-
-
 def _flat(config: Training) -> dict[str, Any]:
     return json.loads(json.dumps(keys.flat(keys.plain(config)), default=str))
 
@@ -159,7 +165,7 @@ def put_beside(folder: Path, config: Training) -> None:
     """Writes the run's settings beside its steps, if those lie elsewhere."""
     if not config.checkpoint.folder or not hosts.first():
         return
-    content = {CONFIG: keys.plain(config), decided.FILE: _machine(folder)}
+    content = {CONFIG: keys.plain(config), decided.FILE: decided.read(folder / decided.FILE)}
     where = place_of(folder, config.checkpoint.folder)
     where.mkdir(parents=True, exist_ok=True)
     (where / BESIDE).write_text(json.dumps(content, indent=1, default=str) + "\n")

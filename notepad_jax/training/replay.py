@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from notepad_jax import keys
@@ -26,7 +26,6 @@ from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import fleet, record, train
 
 GONE = "without it this run is not learnt again"
-KINDS = (schedule.PLAN, schedule.SPOOL, schedule.CHOICE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +43,26 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
     Raises ValueError for a run that has not kept what it learnt from, or was trained by other code,
     and HandoffError, naming a leaf, where other weights come out.
     """
-    config = record.config_of(run)
+    config = record.decided_of(run)  # other pages or another dtype would be other terms
     theirs = place_of(run, config.checkpoint.folder)
-    there, done = Objects(theirs.parent / fleet.FOLDER), steps_in(theirs)
+    said, kept = (Objects(theirs.parent / name) for name in (fleet.FOLDER, fleet.KEPT))
+    there, done = {name: one for one in (said, kept) for name in one.names()}, steps_in(theirs)
     if not config.fleet.on or not done:
         raise ValueError(f"{run} is no run with readers that has saved a step")
     last = done[-1]
-    names = _kept(there, last, config.fleet.live)
-    terms = there.parsed(schedule.TERMS, fleet.terms_of, GONE)
+    names = _names(there, kept, last, config.fleet.live)
+    terms = said.parsed(schedule.TERMS, fleet.terms_of, GONE)
     if terms is None:
-        raise ValueError(f"{there.folder}/{schedule.TERMS} is gone; {GONE}")
-    _look_at(there, names, last, config.fleet.live)
+        raise ValueError(f"{said.folder}/{schedule.TERMS} is gone; {GONE}")
+    _look_at(there, kept, last, config.fleet.live)
     if terms.code != (ours := provenance.commit()):
         raise ValueError(f"{run} was trained by {terms.code}, and this is {ours}; use that code")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder.parent) as place:
         again = _again(config, last, str(Path(place).absolute()))
         ours = place_of(folder, again.checkpoint.folder)
         for name in (schedule.TERMS, *names):
-            content = there.get(name)
+            content = there[name].get(name)
             if content is not None:
                 Objects(ours.parent / fleet.FOLDER).put(name, content)
         train.train(again, folder, screen)
@@ -82,36 +83,34 @@ def _again(config: Training, last: int, place: str) -> Training:
     return keys.changed(config, {**changes, "steps": last, "checkpoint.folder": place})
 
 
-def _kept(there: Objects, last: int, live: bool) -> list[str]:
-    """Returns the objects of a run. Raises ValueError where some of a step are gone."""
-    names = there.names()
+def _names(there: Mapping[str, Objects], kept: Objects, last: int, live: bool) -> list[str]:
+    """Returns what steps learnt from. Raises ValueError where some of a step is gone."""
     for step in range(1, last + 1):
         needed = schedule.CHOICE if live else schedule.PLAN
-        if f"{needed}/{step}" not in names:
+        if f"{needed}/{step}" not in there:
             raise ValueError(
-                f"{there.folder} has no {needed}/{step}; a run that begins with fleet.keep=true, "
+                f"{kept.folder} has no {needed}/{step}; a run that begins with fleet.keep=true, "
                 f"and never anew at an earlier step, keeps what it learnt from"
             )
-    return [name for name in names if name.partition("/")[0] in KINDS]
+    return [name for name in there if name.startswith(schedule.LEARNT_FROM)]
 
 
-def _look_at(there: Objects, names: Sequence[str], last: int, live: bool) -> None:
+def _look_at(there: Mapping[str, Objects], kept: Objects, last: int, live: bool) -> None:
     """Raises ValueError naming what is damaged or gone of that which steps learnt from."""
-    plans = [name for name in names if name.startswith(f"{schedule.PLAN}/")]
     needed: dict[str, str | None] = {}  # bundles, and the digest of what was read of each
-    for plan in [there.parsed(name, schedule.parsed, GONE) for name in plans]:
-        if plan is not None and plan.step <= last and not live:
+    for step in range(1, last + 1):
+        name = f"{schedule.CHOICE if live else schedule.PLAN}/{step}"
+        if live and (choice := there[name].parsed(name, schedule.choice_of, GONE)):
+            needed |= choice.read
+        if not live and (plan := there[name].parsed(name, schedule.parsed, GONE)):
             needed |= {one.name: None for one in plan.each()}
-    for step in range(1, last + 1) if live else ():
-        choice = there.parsed(f"{schedule.CHOICE}/{step}", schedule.choice_of, GONE)
-        needed |= choice.read if choice is not None else {}
     for bundle, digest in needed.items():
-        name = f"{schedule.SPOOL}/{bundle}"
-        found = there.parsed(name, _digest, GONE)
+        place = there.get(name := f"{schedule.SPOOL}/{bundle}", kept)
+        found = place.parsed(name, _digest, GONE)
         if found is None:
-            raise ValueError(f"{there.folder} has no {name}; {GONE}")
+            raise ValueError(f"{place.folder} has no {name}; {GONE}")
         if digest not in (None, found):
-            raise ValueError(f"{there.folder}/{name} is not what was learnt from; {GONE}")
+            raise ValueError(f"{place.folder}/{name} is not what was learnt from; {GONE}")
 
 
 def _digest(content: bytes) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -136,9 +135,9 @@ class Rollouts:
         sets = await local.write_again(own, reader, self.local.samples, self.seed, self.probe)
         made = {one.group.place: found for one, found in zip(own, sets, strict=True)}
         if count > 1:
-            every = hosts.gather(json.dumps(serialization.tell_local(sets)).encode())
+            every = hosts.all_gather(lambda: serialization.tell_local(sets))
             for turns, said in zip(theirs, every, strict=True):
-                found = serialization.told_local(json.loads(said), turns)
+                found = serialization.told_local(said, turns)
                 made |= {one.group.place: each for one, each in zip(turns, found, strict=True)}
         batch, stats = local.joined(rollout.batch, made)
         return dataclasses.replace(rollout, batch=batch), stats.metrics()
@@ -242,9 +241,9 @@ class Rollouts:
             read = await collector.collect(draws, reader, self.group_size, self.seed, self.scoring)
         if hosts.count() == 1:
             return read
-        every = hosts.gather(json.dumps(serialization.tell(*read)).encode())
-        others = (json.loads(said) for at, said in enumerate(every) if at != hosts.index())
-        return self._told(stage, reader, list(others), *read)
+        every = hosts.all_gather(lambda: serialization.tell(*read))
+        others = every[: hosts.index()] + every[hosts.index() + 1 :]
+        return self._told(stage, reader, others, *read)
 
     def _told(
         self,

@@ -70,7 +70,7 @@ def telling(
         yield Tell(lambda *step: lambda: None, lambda *validated: None)
         return
     with (
-        RunLog(folder, done + 1 if resume else None, sinks=_sinks(config, folder, screen)) as log,
+        RunLog(folder, _sinks(config, folder, screen), done + 1 if resume else None) as log,
         TraceFile(folder / archive.FILE) as archived,
     ):
         if resume:

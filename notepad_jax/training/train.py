@@ -41,7 +41,6 @@ from notepad_jax.training import (
     base_fingerprint,
     decided,
     fleet,
-    fleet_check,
     partial_rollout,
     record,
     rollout_settings,
@@ -151,7 +150,6 @@ def check(
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
     rollout_settings.check(config)
-    fleet_check.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -229,7 +227,8 @@ def prepare(
     checkpoints.take_over()  # nothing is refused from here on
     handoff, apart = _handoff(config, checkpoints, wanted, learning.frozen), None
     if config.fleet.on:
-        terms = fleet.terms(config, start, stream.records.identity, before)
+        files = {"files": stream.admitted.get("files", ())}  # alike in all lives of the run
+        terms = fleet.terms(config, start, stream.records.identity, files)
         apart = Fleet(where.parent, checkpoints.life, terms, sampled, handoff, screen.say)
         sampled = dataclasses.replace(sampled, apart=apart)
     if not fresh:

@@ -101,12 +101,8 @@ class Validation:
         with _progress(step, len(own), screen) as on_progress:
             measuring = await stop.until(measure(own, self.reader, on_progress, judge=self.judge))
         stop.check_all(f"in the validation of step {step}, which is made again")
-        said = json.dumps([readings.told(result) for result in measuring.result()]).encode()
-        results = [
-            readings.understood(fields)
-            for part in hosts.gather(said)
-            for fields in json.loads(part)
-        ]
+        every = hosts.all_gather(lambda: list(map(readings.told, measuring.result())))
+        results = [readings.understood(fields) for part in every for fields in part]
         return _metrics(sorted(results, key=lambda result: result.key))
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -114,7 +114,6 @@ def test_the_effective_share_counts_turns_by_their_weights(make):
         (dict(tis_veto=1e-4), "grpo.tis_veto is 0.0001 and grpo.tis_cap 0, which corrects nothing"),
         (dict(dual_clip=1.1), "dual_clip > 1 . clip_high, or 0 for none"),
         (dict(proximal="kept"), "use 'recomputed' or 'interpolated'"),
-        (dict(entropy_weight=-0.1), "entropy_weight is -0.1"),
         (dict(entropy_high=1.0), "need 0 < entropy_low <= entropy_high"),
         (dict(entropy_high=1.0, entropy_low=1.5), "entropy_low 1.5"),
     ],

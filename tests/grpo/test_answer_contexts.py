@@ -99,7 +99,7 @@ def test_the_gradient_of_packed_contexts_is_reinforce(sampled, config, params):
     def reinforce(params):
         attend = attention.packed(config, jnp.full(rows.shape, width, jnp.int32))
         places = jnp.tile(jnp.arange(width), (len(turns), 1))
-        hidden, _, _ = policy.forward(config, params, jnp.asarray(rows), places, attend)
+        hidden, *_ = policy.forward(config, params, jnp.asarray(rows), places, attend)
         logits = hidden @ policy.output_matrix(config, params)
         logits = jnp.where(jnp.arange(config.vocab_size) < config.valid_vocab, logits, -jnp.inf)
         logp = jax.nn.log_softmax(logits[:, :-1])

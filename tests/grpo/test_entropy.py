@@ -46,7 +46,7 @@ def dense(config, params, groups):
     positions = np.tile(np.arange(width, dtype=np.int32), (len(turns), 1))
     attend = attention.packed(config, jnp.full(tokens.shape, width, jnp.int32))
     at = jnp.asarray(tokens), jnp.asarray(positions)
-    hidden, _, _ = policy.forward(config, params, *at, attend)
+    hidden, *_ = policy.forward(config, params, *at, attend)
     logits = hidden[before] @ policy.output_matrix(config, params) / TEMPERATURE
     log_p = jax.nn.log_softmax(logits[:, : config.valid_vocab])
     labels = np.concatenate([t.completion.tokens for t in turns])

@@ -108,7 +108,7 @@ def alone(config, params, groups):
     def logprobs(params, temperature):
         attend = attention.packed(config, jnp.full(tokens.shape, width, jnp.int32))
         at = jnp.asarray(tokens), jnp.asarray(positions)
-        hidden, _, _ = policy.forward(config, params, *at, attend)
+        hidden, *_ = policy.forward(config, params, *at, attend)
         logits = hidden @ policy.output_matrix(config, params) / temperature
         logits = jnp.where(jnp.arange(config.vocab_size) < config.valid_vocab, logits, -jnp.inf)
         logprobs = jax.nn.log_softmax(logits[:, :-1])

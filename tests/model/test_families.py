@@ -31,7 +31,7 @@ def all_logits(config, params, tokens_BT):
     B, T = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     attend = attention.packed(config, jnp.full((B, T), T, jnp.int32), positions)
-    hidden, _, _ = policy.forward(config, params, tokens_BT, positions, attend)
+    hidden, *_ = policy.forward(config, params, tokens_BT, positions, attend)
     return logprobs.logits(config, params, hidden)
 
 

@@ -86,7 +86,7 @@ def test_load_counts_the_tokens_that_count():
 
     @jax.jit
     def run(params):
-        hidden, _, _, routes = policy.forward_with_routes(MOE, params, ids, positions, attend)
+        hidden, _, _, routes = policy.forward(MOE, params, ids, positions, attend)
         return hidden, routes, moe.load(routes, jnp.asarray(counted), EXPERTS.count)
 
     hidden, routes, load = run(params)
@@ -109,7 +109,7 @@ def test_every_expert_that_is_used_gets_gradient_and_remat_changes_nothing():
 
     def loss(params, remat):
         args = (MOE, params, ids, jnp.arange(20)[None], attend)
-        hidden, _, _, routes = policy.forward_with_routes(*args, remat=remat)
+        hidden, _, _, routes = policy.forward(*args, remat=remat)
         logp, _, _ = logprobs.token_logprobs(MOE, params, hidden, jnp.arange(20), ids[0], 1.0)
         return -logp.sum(), routes
 
@@ -156,7 +156,7 @@ def run(params):
     tokens = jnp.arange(64).reshape(4, 16) % 24
     positions = jnp.broadcast_to(jnp.arange(16), (4, 16))
     attend = attention.packed(config, jnp.full((4, 16), 16, jnp.int32))
-    return policy.forward_with_routes(config, params, tokens, positions, attend)
+    return policy.forward(config, params, tokens, positions, attend)
 
 one, many = run(params), run(spread)
 np.testing.assert_allclose(many[0], one[0], atol=2e-5)

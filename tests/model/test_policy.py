@@ -58,7 +58,7 @@ def test_a_policy_of_one_layer_by_hand():
         "final_norm": jnp.ones(2),
     }  # fmt: skip
     kv_end = jnp.ones((1, 1), jnp.int32)
-    hidden, _, _ = policy.forward(
+    hidden, *_ = policy.forward(
         config, params, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32),
         attention.packed(config, kv_end),
     )  # fmt: skip

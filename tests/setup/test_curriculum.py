@@ -216,7 +216,7 @@ def test_of_two_processes_each_makes_again_what_the_other_read_at_this_stage(sam
     told = []
     monkeypatch.setattr(hosts, "count", lambda: 2)
     monkeypatch.setattr(hosts, "index", lambda: 1)
-    nobody = json.dumps({"groups": [], "failed": []}).encode()
+    nobody = json.dumps({"value": {"groups": [], "failed": []}}).encode()
     monkeypatch.setattr(hosts, "gather", lambda said: [nobody, told.append(said) or said])
     assert [group.ordinal for group in read(sampled, 1, 4, 5, 6)] == [5, 5]
     monkeypatch.setattr(hosts, "index", lambda: 0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax import types
+from notepad_jax import keys, types
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.grpo import forward
 from notepad_jax.model import lora, lora_merge, parameters
@@ -151,12 +151,29 @@ def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
         ("grpo.advantage=drgrpo", "did you mean 'dr_grpo'"),
         ("grpo.clip_low=1.5", "clip range"),
         ("grpo.kl_weight=-1.0", "kl_weight is -1"),
+        ("grpo.entropy_weight=-0.1", "entropy_weight is -0.1"),
         ("rollout.temperature=0.0", "temperature is 0"),
     ],
 )
 def test_what_cannot_work_is_refused_when_the_config_is_read(word, message):
     with pytest.raises(ValueError, match=message):
         learner.settings_of(config(f"--config.{word}"))
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("grpo.tis_cap=2", "grpo.tis_cap=2.0 weighs them by how likely they are; set it to 0.0"),
+        ("grpo.ess_at=0.5", "grpo.ess_at=0.5 weighs them by how likely they are; set it to 0.0"),
+        ("grpo.ratio=ppo_clip", "grpo.ratio=ppo_clip weighs .*; set it to likelihood"),
+    ],
+)
+def test_a_teachers_turns_are_weighed_by_nothing_that_asks_how_likely_they_are(word, says):
+    golongrl = keys.plain(config("--config.recipe=golongrl"))
+    after = configuration.load("quickstart", ["--config.recipe=imitate"], golongrl)
+    assert learner.settings_of(after)[1].tis_cap == 0
+    with pytest.raises(ValueError, match=f"whose turns no policy of ours sampled, and {says}"):
+        learner.settings_of(config("--config.recipe=imitate", f"--config.{word}"))
 
 
 # ---------------------------------------------------------------- the entropy gate

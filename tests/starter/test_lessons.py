@@ -30,7 +30,7 @@ def test_shapes_and_determinism():
 
 
 def test_tails_are_the_templates_prompts_and_end_with_the_stop_token(tmp_path):
-    vocabulary.build_sentencepiece(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary.sentencepiece_model())
     tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model")
     template = Template.load("question_last", tokenizer)
     lesson = draw(chunks=4)

@@ -110,7 +110,7 @@ def draw(seed=0, chunks=24, size=64, tails=12):
 
 
 def test_tails_are_the_templates_prompts_and_answers_the_lists_of_the_metric(tmp_path):
-    vocabulary.build_sentencepiece(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary.sentencepiece_model())
     tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model")
     template = Template.load("question_last", tokenizer)
     lesson = draw(chunks=8)

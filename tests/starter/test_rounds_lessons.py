@@ -27,7 +27,7 @@ KINDS = pytest.mark.parametrize("size, notes", [(64, False), (256, False), (15, 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
     path = tmp_path_factory.mktemp("starter") / "tokenizer.model"
-    vocabulary.build_sentencepiece(path)
+    path.write_bytes(vocabulary.sentencepiece_model())
     tokenizer = SentencePieceTokenizer(path)
     return tokenizer, Template.load("question_last", tokenizer)
 

@@ -72,7 +72,7 @@ def test_counters_that_cut_at_spaces_pass(count):
 
 def test_real_tokenizers_are_additive_over_sentences(tmp_path):
     prose = haystack.stdlib_prose().sentences
-    vocabulary.build_sentencepiece(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary.sentencepiece_model())
     unigram = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     bpe = measures.bpe(prose[::4], 1500)
     for count in (bpe, lambda text: len(unigram.encode(text))):

@@ -38,6 +38,15 @@ def use(screen):
         screen.say("done [really]")
 
 
+def test_a_step_may_end_while_the_table_is_drawn(monkeypatch):
+    """The screen is drawn in a thread of its own."""
+    table = TerminalScreen(Terminal()).table("Training", ["step", "reward"], 9)
+    table.row(step=1, reward=0.5)
+    table.row(step=2, reward=0.5)
+    monkeypatch.setattr(terminal_screen, "show", lambda value: table.row(step=3) or str(value))
+    assert table.render().row_count == 2
+
+
 def test_a_terminal_gets_no_control_characters():
     told = "a\x1b[2J\x07b\x9b\x7f\r\x00 c\td\n\ud800 \U0001f600\u200d"
     assert words.harmless(told) == (

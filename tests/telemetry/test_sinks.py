@@ -70,7 +70,7 @@ def fakes(monkeypatch):
 def logged(folder, steps, names, resume=None):
     said = []
     opened = sinks.Sinks(names, folder, SETTINGS, said.append)
-    with RunLog(folder, resume, tensorboard=False, sinks=opened) as log:
+    with RunLog(folder, opened, resume) as log:
         for step in steps:
             log.write(step, {"reward": step / 2}, {"seconds": 1})
     return said

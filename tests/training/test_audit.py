@@ -1,14 +1,16 @@
 """What a run says of its turns is what its checkpoints say; another policy's words are found."""
 
 import json
+import shutil
 
 import pytest
 
-from notepad_jax import cli
-from notepad_jax.setup import builders
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax import cli, keys
+from notepad_jax.setup import builders, configuration
+from notepad_jax.telemetry.identity import write_json, write_sealed
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import audit
+from notepad_jax.training import audit, record
 from tests.runs import run
 
 
@@ -38,8 +40,30 @@ def test_rounding_is_that_of_the_machine_that_the_run_was_on(whole, tmp_path):
         (tmp_path / name).write_bytes((whole / name).read_bytes())
     found = json.loads((tmp_path / "machine.json").read_text())
     write_json(tmp_path / "machine.json", found | {"dtype": "bfloat16"})
-    assert audit._config(whole).dtype == "float32"
-    assert audit._config(tmp_path).dtype == "bfloat16"
+    assert record.decided_of(whole).dtype == "float32"
+    assert record.decided_of(tmp_path).dtype == "bfloat16"
+
+
+def changed(whole, folder, word, step):
+    """A copy of the run, as if it had gone on after `step` with another setting."""
+    shutil.copytree(whole, folder)
+    config = configuration.changed(record.config_of(whole), [f"--config.{word}"])
+    record.change(folder, step, config, {})
+    write_sealed(folder / CONFIG, keys.plain(config))
+    return folder
+
+
+def test_turns_are_compared_at_the_temperature_that_they_were_sampled_at(whole, tmp_path):
+    folder = changed(whole, tmp_path / "run", "rollout.temperature=0.8", 1)
+    before, after = (audit.run(folder, step, SilentScreen()) for step in (1, 2))
+    assert not before.off and [one.version for one in after.off] == [1]
+
+
+def test_a_teachers_turns_are_no_policys(whole, tmp_path):
+    folder = changed(whole, tmp_path / "run", "rollout.teacher=script", 2)
+    with pytest.raises(ValueError, match="version 2 of .* rollout.teacher=script, which no policy"):
+        audit.run(folder, None, SilentScreen())
+    assert not audit.run(folder, 2, SilentScreen()).off
 
 
 def test_words_of_another_version_are_found(whole, monkeypatch, capsys):

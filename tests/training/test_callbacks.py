@@ -1,5 +1,6 @@
 """Callbacks see every step, may end the run, and are named where they fail."""
 
+import numpy as np
 import pytest
 
 from notepad_jax.checkpoint.steps import steps_in
@@ -31,11 +32,13 @@ def test_all_are_called_with_metrics_of_their_own_and_any_may_end_the_run():
     for end in (stops, lambda step, metrics: False):
         assert not go_on([note, end, note], 4, metrics)
     assert len(seen) == 6
+    assert not go_on([lambda step, metrics: np.float64(0) > 1], 4, metrics)  # of numpy's numbers
     assert go_on([], 1, metrics) and go_on([lambda step, metrics: 0], 1, metrics)
 
 
 def test_one_process_that_ends_the_run_ends_it_for_all(monkeypatch):
-    monkeypatch.setattr(callbacks.hosts, "gather", lambda said: [said, b"false"])
+    monkeypatch.setattr(callbacks.hosts, "count", lambda: 2)
+    monkeypatch.setattr(callbacks.hosts, "gather", lambda said: [said, b'{"value": false}'])
     assert not go_on([lambda step, metrics: True], 1, {})
 
 

@@ -17,6 +17,7 @@ from notepad_jax.setup import configuration
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.telemetry.sinks import Sinks
 from notepad_jax.training import check, record
 from tests.training.test_stopping import TURNS
 
@@ -34,7 +35,8 @@ def whole(tmp_path_factory):
     other = configuration.changed(CONFIG, ["--config.grpo.clip_low=0.1"])
     record.change(folder, 2, other, {})
     write_json(folder / "config.json", keys.plain(other))
-    with RunLog(folder, tensorboard=False) as log, TraceFile(folder / archive.FILE) as readings:
+    nowhere = Sinks((), folder, {}, print)
+    with RunLog(folder, nowhere) as log, TraceFile(folder / archive.FILE) as readings:
         for step in STEPS:
             account = {"drawn": [step - 1, step], "trained": [[step, 0]], "waiting": []}
             log.write(step, {"reward": step / 7}, {"rollout_seconds": 0.1}, account)

@@ -7,7 +7,9 @@ hurts, they are in `tests/support/fleet_kills.py`.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
+import os
 import shutil
 import signal
 import threading
@@ -18,18 +20,21 @@ import pytest
 
 from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.commands import parser, rollout
+from notepad_jax.data import files
 from notepad_jax.engine import journal
 from notepad_jax.engine.metered import EngineStats
 from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Plan
 from notepad_jax.setup import configuration, stopping
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import (
     fleet,
     fleet_batch,
-    fleet_check,
     fleet_claims,
+    fleet_processes,
     fleet_reader,
     rollout_settings,
     train,
@@ -176,6 +181,26 @@ def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, t
     assert found["one"].bundles == 6  # no bundle was read twice
 
 
+def test_a_run_with_task_files_goes_on_with_what_was_read_ahead(tmp_path):
+    """Its terms are those that it began with, at the first --resume and at the second."""
+    tasks = [make_tasks(seed, 512, 1)[0] for seed in range(9)]
+    files.write(tmp_path / "rows.jsonl", tasks, itertools.repeat(512))
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("{}\n")  # a row that is left out
+    words = (*SMALL, *APART, f"--config.tasks.files={tmp_path / 'rows.jsonl'}")
+    config, objects = configuration.load("quickstart", words), Objects(tmp_path / "run" / "fleet")
+
+    def begun(resume):
+        train.prepare(config, tmp_path / "run", SilentScreen(), resume, None)
+        return objects.get("terms"), objects.names()
+
+    first = begun(False)
+    assert b'"left_out": [\n' in first[0] and "plan/2" in first[1]
+    objects.put("spool/1-0", b"read")
+    for _ in range(2):
+        assert begun(True) == (first[0], sorted([*first[1], "spool/1-0"]))
+
+
 @pytest.mark.slow
 def test_a_bundle_that_was_changed_on_the_way_is_read_again(alone, tmp_path):
     folder, objects = tmp_path / "run", Objects(tmp_path / "run" / fleet.FOLDER)
@@ -214,6 +239,26 @@ def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monk
     assert "this data position was saved with seed = 5" in refused(stream=other)
     with pytest.raises(ValueError, match="there is no run .*nothing; name the folder of a run"):
         fleet_reader.read(str(tmp_path / "nothing"), "me", None, SilentScreen(), lambda: False)
+
+
+def test_what_is_kept_lies_where_nobody_looks_for_work(tmp_path):
+    config = configuration.load("quickstart", [*SMALL, *APART, "--config.fleet.keep=true"])
+    terms = fleet.terms(config, {"folder": "here", "weights": "1"}, {"seed": 0}, {})
+    policies = SimpleNamespace(forget=lambda after: None, versions=lambda: [0, 1])
+    life = fence.take(tmp_path / "checkpoints")
+    trainer = fleet.Fleet(tmp_path, life, terms, None, policies, lambda line: None)
+    objects, kept = Objects(tmp_path / fleet.FOLDER), Objects(tmp_path / fleet.KEPT)
+    trainer.begin(0, False)
+    for name in ("plan/1", "claim/1-0-0", "progress/1-0", "spool/1-0", "choice/1", "plan/2"):
+        objects.put(name, name.encode())
+    trainer._tidy(1)
+    assert objects.names() == ["plan/2", "terms"]
+    assert kept.names() == ["choice/1", "plan/1", "spool/1-0"]
+    assert kept.get("spool/1-0") == b"spool/1-0"
+    trainer.begin(1, False)
+    assert len(kept.names()) == 3
+    trainer.begin(0, True)  # anew: of no use for a replay
+    assert kept.names() == [] and objects.names() == ["terms"]
 
 
 def test_a_reader_names_the_damaged_object_and_its_mend(tmp_path):
@@ -279,6 +324,29 @@ def test_no_group_waits_in_a_fleet_whose_turns_are_as_old_as_its_lead():
         assert len(said) == len(apart)
 
 
+def test_keys_of_a_fleet_that_cannot_act_without_one_are_said():
+    words = ["--config.fleet.keep=true", "--config.fleet.slack=1", "--config.fleet.bundles=4"]
+    said = list(rollout_settings.idle(configuration.load("quickstart", words)))
+    assert [one.split(":")[0] for one in said] == [
+        f"fleet.{key} cannot act" for key in ("bundles=4", "keep=True", "slack=1")
+    ]
+    assert not list(rollout_settings.idle(configuration.load("quickstart", [*APART, *words])))
+
+
+@pytest.mark.parametrize(("place", "wait"), [("gs://bucket/run", "FAR"), ("", "NEAR")])
+def test_a_reader_looks_for_a_trainer_as_often_as_for_work(tmp_path, monkeypatch, place, wait):
+    async def slept(seconds):
+        raise KeyboardInterrupt(seconds)
+
+    monkeypatch.setattr(fleet_reader.asyncio, "sleep", slept)
+    looking = fleet_reader._terms(
+        Objects(tmp_path), bucket.path(place or tmp_path), SilentScreen(), lambda: False
+    )
+    with pytest.raises(KeyboardInterrupt) as waited:
+        asyncio.run(looking)
+    assert waited.value.args == (getattr(fleet, wait),)
+
+
 def test_a_reader_without_work_says_once_what_it_waits_for(tmp_path, monkeypatch):
     objects = Objects(tmp_path / "run" / fleet.FOLDER)
     claims = Claims(objects, "terms", "one")
@@ -314,6 +382,39 @@ def test_a_trainer_without_a_reader_says_how_to_start_one(tmp_path, monkeypatch)
     ]
 
 
+def test_a_reader_that_loads_beside_the_trainer_is_not_missed(tmp_path, monkeypatch):
+    objects, said = Objects(tmp_path / "run" / "fleet"), []
+    monkeypatch.setattr(fleet_batch, "LONELY", -1.0)
+    monkeypatch.setattr(fleet_processes.Readers, "running", contextlib.nullcontext)
+    arrivals = fleet_batch.Arrivals(objects, fence.Life(tmp_path / "steps"), said.append, 0.0)
+    config = configuration.load("quickstart", ["--config.fleet.readers=1"])
+    monkeypatch.setattr(fleet_processes.Readers, "look", lambda self, step: None)
+    begun = SimpleNamespace(
+        config=config, fleet=SimpleNamespace(arrivals=arrivals), screen=SilentScreen(),
+        checkpoints=SimpleNamespace(folder=tmp_path / "run" / "checkpoints"),
+    )  # fmt: skip
+    with fleet_processes.beside(begun, tmp_path / "run"):
+        asyncio.run(arrivals._waited(1))
+    assert said == []
+
+
+def test_a_reader_ends_with_the_process_that_started_it(tmp_path, monkeypatch):
+    """Also where that was gone before it first looked."""
+    started = []
+    monkeypatch.setattr(
+        fleet_processes.subprocess, "Popen", lambda words, **how: started.append(words)
+    )
+    fleet_processes.Readers("run", 1, tmp_path, started.append).begin()
+    said = parser.build_parser("rollout").parse_args(started[0][3:])
+    monkeypatch.setattr(
+        fleet_reader, "read",
+        lambda *given: SimpleNamespace(run="", bundles=given[-1](), seconds=0.0),
+    )  # fmt: skip
+    for parent, ends in ((os.getpid(), False), (1, True)):
+        monkeypatch.setattr(rollout.os, "getppid", lambda parent=parent: parent)
+        assert rollout.run(said, None, None, SilentScreen())[0].bundles is ends
+
+
 @pytest.mark.parametrize("patient", [-1.0, 1e9])
 def test_a_trainer_whose_readers_are_gone_says_so_after_a_while(tmp_path, monkeypatch, patient):
     monkeypatch.setattr(fleet_batch, "LONELY", -1.0)
@@ -341,7 +442,7 @@ def test_a_trainer_whose_readers_are_gone_says_so_after_a_while(tmp_path, monkey
 )
 def test_what_a_fleet_cannot_do_is_refused_before_anything_is_loaded(words, message):
     with pytest.raises(ValueError, match=message):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
 
 
 def test_what_bounds_old_turns_lets_a_lead_be():
@@ -350,7 +451,7 @@ def test_what_bounds_old_turns_lets_a_lead_be():
         ("--config.grpo.minibatches=2", "--config.fleet.lead=0"),
         (),
     ):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
 
 
 # ---------------------------------------------------------------- what is put

@@ -8,11 +8,22 @@ import threading
 
 import pytest
 
+from notepad_jax import keys
 from notepad_jax.checkpoint.objects import Objects, sealed
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
+from notepad_jax.telemetry.identity import write_json, write_sealed
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import audit, fleet, fleet_check, fleet_claims, fleet_live, replay
+from notepad_jax.training import (
+    audit,
+    decided,
+    fleet,
+    fleet_claims,
+    fleet_live,
+    replay,
+    rollout_settings,
+)
 from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
 from tests.training.test_fleet import APART, learnt, readers
@@ -175,7 +186,7 @@ def test_what_a_step_had_chosen_has_to_be_there(tmp_path):
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(words, message):
     words = [f"--config.{word}" for word in words]
     with pytest.raises(ValueError, match=message):
-        fleet_check.check(configuration.load("quickstart", [*SMALL, *APART, *LIVE, *words]))
+        rollout_settings.check(configuration.load("quickstart", [*SMALL, *APART, *LIVE, *words]))
 
 
 def test_a_live_fleet_that_began_anew_has_other_terms():
@@ -239,6 +250,27 @@ def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
         replay.replay(tmp_path / "other", tmp_path / "more", SilentScreen())
 
 
+def test_a_run_is_learnt_again_with_what_its_machine_had_decided(tmp_path, monkeypatch):
+    """And in a folder whose parent is made for it."""
+    folder, asked = tmp_path / "run", []
+    config = configuration.load("quickstart", [*SMALL, *APART, "--config.engine.pages=0"])
+    objects = Objects(folder / fleet.FOLDER)
+    objects.put("terms", fleet.terms(config, {"folder": "here"}, {}, {}).encoded())
+    objects.put("plan/1", schedule.Plan(1, 0, 0, (), "terms").encoded())
+    write_sealed(folder / CONFIG, keys.plain(config))
+    write_json(folder / decided.FILE, {decided.PAGES: 77})
+
+    def trained(config, *others):
+        asked.append(config.engine.pages)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, "steps_in", lambda place: [1])
+    monkeypatch.setattr(replay.train, "train", trained)
+    with pytest.raises(KeyboardInterrupt):
+        replay.replay(folder, tmp_path / "runs" / "again", SilentScreen())
+    assert asked == [77]
+
+
 @pytest.mark.slow
 def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_path):
     folder = tmp_path / "run"
@@ -248,7 +280,8 @@ def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_pat
     assert (folder / "metrics.jsonl").read_bytes() == (
         tmp_path / "again" / "metrics.jsonl"
     ).read_bytes()
-    objects = Objects(folder / fleet.FOLDER)
+    assert Objects(folder / fleet.FOLDER).names() == ["ended", "terms"]  # nobody lists the rest
+    objects = Objects(folder / fleet.KEPT)
     read = schedule.choice_of(objects.get("choice/2")).read
     spooled = objects.get(name := f"spool/{next(iter(read))}")
     objects.remove(name)
@@ -265,7 +298,7 @@ def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_pat
     objects.replace(name, spooled[:-9])
     refused(f"{objects.folder}/{name} is cut off, or was changed; without it")
     objects.replace(name, spooled)
-    objects.replace("terms", b"{}")
-    refused(f"{objects.folder}/terms is cut off, or was changed")
+    Objects(folder / fleet.FOLDER).replace("terms", b"{}")
+    refused(f"{folder / fleet.FOLDER}/terms is cut off, or was changed")
     objects.remove("choice/2")
     refused("has no choice/2; a run that begins with fleet.keep")

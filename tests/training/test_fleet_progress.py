@@ -5,8 +5,7 @@ import dataclasses
 
 import numpy as np
 
-from notepad_jax.training import fleet_progress
-from notepad_jax.training.fleet_progress import Progress, Remembered
+from notepad_jax.training.fleet_live import Progress, Remembered, progress_of
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, tokens
 
 HEADER = {"terms": "t", "bundle": "3-0"}
@@ -32,12 +31,12 @@ def said(completer, progress, prompt=ASKED, how=HOW):
 
 def test_a_turn_that_ended_is_given_again_as_its_version_said_it():
     first = said(Says(3), before := Progress(HEADER))
-    later, after = Says(5), fleet_progress.begun(HEADER, before.encoded())
+    later, after = Says(5), progress_of(HEADER, before.encoded())
     again = said(later, after)
     assert later.times == 0 and after.put == 1 and again.policy_version == 3
     assert again.finish is first.finish and again.tokens.tolist() == [7, 9]
     assert again.behaviour_logprobs.tobytes() == first.behaviour_logprobs.tobytes()
-    assert fleet_progress.begun(HEADER, after.encoded()).encoded() == before.encoded()
+    assert progress_of(HEADER, after.encoded()).encoded() == before.encoded()
 
 
 def test_what_is_asked_otherwise_is_asked_anew():
@@ -50,7 +49,7 @@ def test_what_is_asked_otherwise_is_asked_anew():
     ]
     for prompt, how in others:
         later = Says(5)
-        there = fleet_progress.begun(HEADER, before.encoded())
+        there = progress_of(HEADER, before.encoded())
         assert said(later, there, prompt, how).policy_version == 5 and later.times == 1
     said(Says(3, Finish.CANCELLED), none := Progress(HEADER))
     assert not none.turns
@@ -60,5 +59,5 @@ def test_what_is_damaged_or_of_another_bundle_is_read_anew():
     said(Says(3), before := Progress(HEADER))
     content = before.encoded()
     for there in (None, b"", content[:-9], content.replace(b"3-0", b"3-1")):
-        assert fleet_progress.begun(HEADER, there) == Progress(HEADER)
-    assert fleet_progress.begun({**HEADER, "terms": "others"}, content).put == 0
+        assert progress_of(HEADER, there) == Progress(HEADER)
+    assert progress_of({**HEADER, "terms": "others"}, content).put == 0

@@ -175,7 +175,8 @@ def test_every_process_comes_to_the_same_whatever_its_share(monkeypatch, length)
     assert len(done) == count
     longest_first = {equal: [0, 1, 2], uneven: [1, 2, 0], unknown: [2, 0, 1]}[length]
     assert [shares[k] for k in range(count)] == [[ordinal] for ordinal in longest_first]
-    assert all(json.loads(some[-1]) for some in spoken.values())  # each had turns of its own
+    # Each had turns of its own.
+    assert all(json.loads(some[-1])["value"] for some in spoken.values())
     for rollout, metrics in done.values():
         assert metrics == numbers
         for mine, theirs in zip(alone.batch, rollout.batch, strict=True):

@@ -176,9 +176,10 @@ def test_several_processes_read_a_share_each_and_find_the_same(monkeypatch):
 
     calls = [len(one_of_two(index, alone)[1]) for index in (0, 1)]
     assert min(calls) > 0  # nobody reads everything
-    parts = [told for told in said if told != b"null"]  # the others say that nobody stops
+    nobody = b'{"value": null}'  # stops
+    parts = [told for told in said if told != nobody]
     for index in (0, 1):
-        gathered = one_of_two(index, lambda told: parts if told != b"null" else [told] * 2)[0]
+        gathered = one_of_two(index, lambda told: parts if told != nobody else [told] * 2)[0]
         assert gathered == whole
 
 

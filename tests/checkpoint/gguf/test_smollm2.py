@@ -66,7 +66,7 @@ def test_logits_are_those_of_transformers(loaded):
         B, T = tokens_BT.shape
         positions = jnp.broadcast_to(jnp.arange(T), (B, T))
         attend = attention.packed(loaded.config, jnp.full((B, T), T, jnp.int32), positions)
-        hidden, _, _ = policy.forward(loaded.config, params, tokens_BT, positions, attend)
+        hidden, *_ = policy.forward(loaded.config, params, tokens_BT, positions, attend)
         return logprobs.logits(loaded.config, params, hidden[jnp.arange(B), ends_B][:, None])[:, 0]
 
     found = np.asarray(last(loaded.params, tokens_BT, np.array([len(row) - 1 for row in rows])))
