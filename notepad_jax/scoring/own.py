@@ -8,8 +8,8 @@ calls are under way at once, and results are in the order of the readings, which
 first. One by name runs in a process of its own (`own_worker.py`); one that was lent as an
 object (`functions`) in threads here, or in an event loop of its own.
 
-Time is kept by a loop that does nothing else: neither an engine that computes nor a function that
-blocks can hold it up. Whatever is not such a number ends in one line that names function and row:
+Time is kept by a loop that does nothing else: neither an engine that computes, nor a function that
+blocks, nor a full pipe can hold it up. Whatever is not such a number ends in one line that names function and row:
 a reward that fails is a mistake to mend, and no answer's fault. Above: rollout.rewards; below:
 own_calls, worker and functions.
 """
@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import pathlib
+import queue
 import subprocess
 import sys
 import threading
@@ -244,11 +245,13 @@ class _Process:
             self.popen.kill()
             self.popen.wait()
             raise
+        self._questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # A Popen that is let go while its process runs is kept by subprocess, pipes and all.
-        weakref.finalize(self, _close, self.popen.stdin)
-        # Not a method: the thread would hold on to the process, and so keep it running.
-        there = weakref.ref(self)
-        reading = self.popen.stdout, _clock(os.getpid()), there
+        weakref.finalize(self, self._questions.put, None)
+        # No methods: the threads would hold on to the process, and so keep it running.
+        writing = self._questions, self.popen.stdin
+        reading = self.popen.stdout, _clock(os.getpid()), weakref.ref(self)
+        threading.Thread(target=_write, args=writing, daemon=True).start()
         threading.Thread(target=_listen, args=reading, daemon=True).start()
 
     async def ask(self, readings: Sequence[dict[str, Any]]) -> CallResult:
@@ -258,9 +261,7 @@ class _Process:
         number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = reply
         question = json.dumps({"number": number, "readings": readings}).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # then its end is on the way here
-            self.popen.stdin.write(question)
-            self.popen.stdin.flush()
+        self._questions.put(question)
         try:
             return await reply
         finally:
@@ -289,10 +290,13 @@ class _Process:
         return _Broken(self._why or f"ended its process (code {self.popen.returncode})")
 
 
-def _close(questions: Any) -> None:
-    """Closes what a process listens to, which ends it."""
-    with contextlib.suppress(OSError):
-        questions.close()
+def _write(questions: queue.SimpleQueue[bytes | None], pipe: Any) -> None:
+    """Writes questions, which may take as long as the process does not read; None closes the pipe,
+    which ends the process."""
+    with contextlib.suppress(OSError), pipe:  # of one that has ended, which `_listen` hears of
+        for question in iter(questions.get, None):
+            pipe.write(question)
+            pipe.flush()
 
 
 def _listen(replies: Any, loop: Loop, there: weakref.ref[_Process]) -> None:
