@@ -206,10 +206,10 @@ def check_task(task: Task, tokenizer: Tokenizer, max_question: int) -> None:
     """Validates a task alone, as `check` does."""
     try:
         metrics.score("", task.answers, task.metric, task.contract)
+        Recall(task.evidence)
     except ValueError as error:
         raise ValueError(f"task {task.id!r}: {error}") from error
     memory_agent.question_of(task, tokenizer, max_question)
-    Recall(task.evidence)
 
 
 class _Course:

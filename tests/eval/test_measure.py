@@ -182,6 +182,11 @@ def test_mistakes_are_named_before_anything_is_read():
         read(items(task("a", "red"), method="guess"), fakes.empty())
 
 
+def test_evidence_without_words_is_named_with_its_task():
+    with pytest.raises(ValueError, match="task 'a': the evidence at place 0.5 has no text"):
+        read(items(task("a", "red", evidence=(Evidence(" ", 0.5),))), fakes.empty())
+
+
 def test_a_question_that_is_too_long_is_named():
     from dataclasses import replace
 
