@@ -19,7 +19,8 @@ from typing import Any
 
 import tensorstore as ts
 
-from notepad_jax.data.admission import TWICE, Fault
+from notepad_jax.data import admission
+from notepad_jax.data.admission import TWICE, Fault, OnFault
 
 BLOCK = 1 << 20  # bytes of one read; a remote request costs a round trip, so not less
 LONGEST_ROW = 256 << 20  # bytes of one jsonl line or array element that is parsed whole
@@ -132,15 +133,18 @@ def decode(raw: bytes, path: str | Path, line: int, start: int) -> str:
 # ---------------------------------------------------------------- JSON
 
 
-def once(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Returns what makes a JSON object of its pairs; that raises Fault for a column given twice."""
+def once(
+    where: str, on_fault: OnFault = admission.refuse
+) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Returns what makes a JSON object of its pairs, and tells `on_fault` of a column given twice.
+    """
 
     def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise Fault(f"{where} has two columns {twice!r:.40}; keep one", TWICE)
+            on_fault(Fault(f"{where} has two columns {twice!r:.40}; keep one", TWICE))
         return found
 
     return made

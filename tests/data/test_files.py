@@ -209,7 +209,7 @@ GOOD = json.dumps(row()).encode()
         (GOOD + b"\n" + GOOD, "row 2 has the id 'a' of row 1"),
         (GOOD[:-1] + b', "id": "b"}', "row 1 has two columns 'id'"),
         (GOOD[:-1] + b', "document": "again"}', "row 1 has two columns 'document'"),
-        (b'{"a": {"document": "nested"}}', "row 1 has no text under 'document'"),
+        (b'{"a": {"document": "nested"}}', "row 1 has no column 'document' or 'context'; it has a"),
         (b"[1, 2]", "row 1 is list, not an object"),
         (b"[" * 100_000, "row 1 is not JSON: nested too deeply"),
         (b"", "has no tasks"),

@@ -94,6 +94,17 @@ def test_a_file_cut_short_and_one_of_answers_are_refused_in_one_line(tmp_path):
         formats.read_any(said)
 
 
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_a_column_that_stands_twice_leaves_its_row_out(tmp_path, form):
+    """It refused a file of lines, and of an array nobody was told: the last one counted."""
+    path = written(tmp_path / f"s.{form}", [row(question_id="q2"), row(), row(question_id="q3")])
+    path.write_text(path.read_text().replace('"q2"', '"q2", "answer": 1', 1))
+    told = []
+    tasks = formats.read_any(path, on_fault=told.append)
+    assert [task.id for task, _ in tasks] == ["s/q1", "s/q3"]
+    assert [str(fault) for fault in told] == [f"{path} row 1 has two columns 'answer'; keep one"]
+
+
 BAD = [
     (row(haystack_dates=DATES[:1]), "has 2 sessions and 1 dates; give each one"),
     (

@@ -135,7 +135,7 @@ BAD = [
     ("json", measured(answers=[]), "has no gold answer: 'answers' is empty"),
     ("json", measured(answers=[{}]), "'answers' must be a text or texts"),
     ("json", measured(document="x"), "has two texts, 'document' and 'context'; keep one"),
-    ("json", {"a": {"context": "x"}, "input": "q"}, "has no text under 'document'"),
+    ("json", {"a": {"context": "x"}, "input": "q"}, "'document' or 'context'; it has a, input"),
 ]
 
 
