@@ -24,7 +24,7 @@ from notepad_jax.types import Task
 NO_TEXT, NO_QUESTION, NO_GOLD = "no text to read", "no question", "no gold answer"
 METRIC, CONTRACT = "an unknown metric", "an unknown contract"
 TYPE, TWICE = "a column of the wrong kind", "a column that stands twice"
-BEFORE = "a fault when this run began"
+BEFORE, LONG = "a fault when this run began", "a question that is too long"
 
 RULES = 2  # another number where the same bytes may be judged otherwise
 LARGE = 16 << 20  # bytes of a file of which is remembered what was found

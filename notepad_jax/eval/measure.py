@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from notepad_jax.data.admission import LONG, Fault
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent, turn_credit
 from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
@@ -203,13 +204,16 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
 
 
 def check_task(task: Task, tokenizer: Tokenizer, max_question: int) -> None:
-    """Validates a task alone, as `check` does."""
+    """Validates a task alone, as `check` does; a Fault of a question over the limit."""
     try:
         metrics.score("", task.answers, task.metric, task.contract)
         Recall(task.evidence)
     except ValueError as error:
         raise ValueError(f"task {task.id!r}: {error}") from error
-    memory_agent.question_of(task, tokenizer, max_question)
+    try:
+        memory_agent.question_of(task, tokenizer, max_question)
+    except ValueError as error:
+        raise Fault(str(error), LONG) from error
 
 
 class _Course:

@@ -123,7 +123,7 @@ def build(
     count = approximate.count
     if config.endpoint.tokenizer:
         count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
-    sources = suites.SuiteSources(count, **vars(config.sources))
+    sources = suites.SuiteSources(count, **vars(config.sources), warn=screen.warn)
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}

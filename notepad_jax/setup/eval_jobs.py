@@ -121,8 +121,9 @@ def tasks_of(
 ) -> TasksByLength:  # fmt: skip
     """Returns the tasks of the config's suite at each length; recipes, not yet texts.
 
-    A suite takes minutes to make, so `admit` is given each task as it is made, to refuse it.
-    Of a file, those of all lengths if none is given. What of it is not read is said.
+    A suite takes minutes to make, so `admit` is given each task as it is made, to refuse it. Of a
+    file, those of all lengths if none is given; a Fault of `admit` leaves a task of it out. What of
+    it is not read is said.
     A task that a length does not suit is left out there, with a warning.
     """
     e = config.evaluate
@@ -132,7 +133,7 @@ def tasks_of(
         raise ValueError(f"suite {e.suite} needs a config with `sources`: --config ruler, or none")
     samples = samples_of(config)
     if is_file(e.suite):
-        return _of_file(config, lengths, samples, count, screen)
+        return _of_file(config, lengths, samples, count, screen, admit)
     return of_suite(
         e.suite, e.tasks, lengths, samples, config.seed, config.sources, count, screen, admit
     )
@@ -146,7 +147,7 @@ def of_suite(
 
     `admit` as in `tasks_of`.
     """
-    made_of = suites.SuiteSources(count, **vars(sources))
+    made_of = suites.SuiteSources(count, **vars(sources), warn=screen.warn)
     names = suites.names(suite, tasks, made_of)
     bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")
 
@@ -162,13 +163,14 @@ def of_suite(
 
 
 def _of_file(
-    config: Config, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
-) -> TasksByLength:
+    config: Config, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen,
+    admit: Callable[[Task], None],
+) -> TasksByLength:  # fmt: skip
     e = config.evaluate
     bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
     admission = RowCounts()
     found = file_suite.read(
-        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out
+        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out, admit
     )
     bar.finish()
     for line in admission.lines(found.rows):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -76,6 +77,7 @@ class SuiteSources:
     text: str = "stdlib"
     hotpotqa: str = ""
     squad: str = ""
+    warn: Callable[[str], None] = warnings.warn  # is told how many questions a file cannot ask
 
     @functools.cached_property
     def haystack(self) -> haystack.Haystack:
@@ -87,11 +89,18 @@ class SuiteSources:
 
     @functools.cached_property
     def _hotpotqa(self) -> Corpus:
-        return hotpotqa.read(self.hotpotqa)
+        return self._told(hotpotqa.read(self.hotpotqa), self.hotpotqa)
 
     @functools.cached_property
     def _squad(self) -> Corpus:
-        return squad.read(self.squad)
+        return self._told(squad.read(self.squad), self.squad)
+
+    def _told(self, corpus: Corpus, path: str) -> Corpus:
+        for why, count in corpus.dropped.items():
+            if count:
+                total = count + len(corpus.questions)
+                self.warn(f"left out: {count:,} of {total:,} questions of {path}: {why}")
+        return corpus
 
     def corpus(self, suite: str, name: str, seed: int) -> Corpus:
         """Returns the questions of a task of `ruler` or `ruler-qa`.
