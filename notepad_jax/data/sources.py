@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,7 @@ def decode(raw: bytes, path: str | Path, line: int, start: int) -> str:
 def once(
     where: str, on_fault: OnFault = admission.refuse
 ) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Returns what makes a JSON object of its pairs, and tells `on_fault` of a column given twice.
-    """
+    """Returns what makes a JSON object of its pairs; `on_fault` is told of a column given twice."""
 
     def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -169,7 +168,7 @@ def parse(raw: bytes, path: str | Path, line: int, start: int) -> Any:
         raise ValueError(f"{path} line {line} cannot be read: {first_line(problem)}") from None
 
 
-def columns_of(row: dict[str, Any]) -> str:
+def columns_of(row: Mapping[str, Any]) -> str:
     """The names of a row's columns, for messages: short, and on one line whatever they are."""
     names = (name if name.isprintable() else repr(name) for name in row)
     return ", ".join(names)[:200] or "none"

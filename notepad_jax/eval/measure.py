@@ -188,8 +188,8 @@ def _broke(end: ReadingEnd) -> bool:
 def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
     """Validates the items before any of them is read.
 
-    Raises ValueError for two of one name, an unknown metric, contract or method, a question
-    over the limit, and evidence without words.
+    Raises ValueError for two of one name, an unknown metric or contract, a question over the
+    limit, and evidence without words.
     """
     seen: set[Key] = set()
     for item in items:
@@ -200,7 +200,6 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
         seen.add(item.key)
     for task in {id(item.task): item.task for item in items}.values():
         check_task(task, tokenizer, max_question)
-    methods.check(item.method for item in items)
 
 
 def check_task(task: Task, tokenizer: Tokenizer, max_question: int) -> None:

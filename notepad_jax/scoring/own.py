@@ -9,9 +9,9 @@ first. One by name runs in a process of its own (`own_worker.py`); one that was 
 object (`functions`) in threads here, or in an event loop of its own.
 
 Time is kept by a loop that does nothing else: neither an engine that computes, nor a function that
-blocks, nor a full pipe can hold it up. Whatever is not such a number ends in one line that names function and row:
-a reward that fails is a mistake to mend, and no answer's fault. Above: rollout.rewards; below:
-own_calls, worker and functions.
+blocks, nor a full pipe can hold it up. Whatever is not such a number ends in one line that names
+function and row: a reward that fails is a mistake to mend, and no answer's fault. Above:
+rollout.rewards; below: own_calls, worker and functions.
 """
 
 from __future__ import annotations

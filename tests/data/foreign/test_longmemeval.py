@@ -5,7 +5,7 @@ import json
 import pytest
 
 from notepad_jax.data import formats, sources
-from notepad_jax.data.foreign import judged
+from notepad_jax.setup.eval_jobs import judged_by_a_model
 
 DATES = ["2023/05/21 (Sun) 10:00", "2023/05/20 (Sat) 02:21"]
 SESSIONS = [
@@ -60,9 +60,9 @@ def test_what_only_a_model_can_judge_is_a_source_of_its_own_and_said(tmp_path):
         ("longmemeval/abstention", "rouge_l"),
         ("longmemeval/single-session-preference", "rouge_l"),
     ]
-    (line,) = judged.notes((task.source, task.metric) for task in tasks)
+    (line,) = judged_by_a_model((task.source, task.metric) for task in tasks)
     assert line.startswith("LongMemEval is judged by a model as published, and here by rouge_l")
-    assert judged.notes([("ruler/vt", "ruler_all")]) == []
+    assert judged_by_a_model([("ruler/vt", "ruler_all")]) == []
 
 
 def test_a_file_that_changed_is_named_when_its_text_is_read(tmp_path):
