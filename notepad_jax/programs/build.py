@@ -172,7 +172,7 @@ def _made(
     """Yields the tasks of a file, having put each one's tokens into `lengths`."""
     e = config.evaluate
     if size.unit == TOKENS:
-        tasks = suites.make(e.suite, name, size.amount, numbers, config.seed, sources)
+        tasks = suites.make(e.suite, (name,), size.amount, numbers, config.seed, sources)
     else:
         tasks = suites.make_of_paragraphs(name, size.amount, numbers, config.seed, sources)
     for task in tasks:

@@ -31,7 +31,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from notepad_jax import functions
 from notepad_jax.scoring import own_calls, worker
@@ -49,25 +49,10 @@ class RewardFailed(ValueError):
     """A reward that failed, or is no number from 0 to 1."""
 
 
-class _Way(Protocol):
-    """Where a function runs."""
-
-    calls: Calls
-
-    async def ready(self) -> None:
-        """Returns when it can be called. Raises _Broken."""
-
-    async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
-        """One call: with a batch, or with the one record. Raises _Broken."""
-
-    def stop(self, seconds: float) -> str:
-        """Ends a call that took too long; returns what became of it, in words."""
-
-
 class Own:
     """A user's reward function, ready to be called."""
 
-    def __init__(self, name: str, way: _Way, memories: bool) -> None:
+    def __init__(self, name: str, way: _Here | _There, memories: bool) -> None:
         self.name, self._way, self._memories = name, way, memories
         self._gate = asyncio.Semaphore(way.calls.at_once)
 
@@ -166,7 +151,10 @@ class _Broken(Exception):
 
 
 class _Here:
-    """A function in this process: in threads, or coroutines in one loop, made when it is needed."""
+    """A function in this process: in threads, or coroutines in one loop, made when it is needed.
+
+    It is called as one by name is (`_There`).
+    """
 
     def __init__(self, function: functions.Function) -> None:
         if fault := own_calls.fault(function):
@@ -211,6 +199,7 @@ class _There:
         self.calls = Calls(**self._process.greeting)
 
     async def ready(self) -> None:
+        """Returns when it can be called. Raises _Broken."""
         async with self._beginning:
             if self._process.over or self._process.owner != os.getpid():
                 try:
@@ -219,13 +208,11 @@ class _There:
                     raise _Broken(f"cannot be called any more, {problem}") from None
 
     async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
+        """One call: with a batch, or with the one record. Raises _Broken."""
         return await self._process.ask([told(record) for record in records])
 
-    @property
-    def pid(self) -> int:
-        return self._process.popen.pid
-
     def stop(self, seconds: float) -> str:
+        """Ends a call that took too long; returns what became of it, in words."""
         self._process.stop(f"was stopped: another call had not answered after {seconds:g} s")
         return ", and was stopped"
 

@@ -249,7 +249,7 @@ def test_a_process_that_died_or_hung_is_named_and_the_next_answer_judged(rewards
         with pytest.raises(own.RewardFailed, match=r"rewards_of_mine:dies ended its process \(co"):
             judged(judge, "ann")
     judge = own.named(f"{rewards}:hangs", "tasks.reward")
-    pid = judge._way.pid
+    pid = judge._way._process.popen.pid
     with pytest.raises(own.RewardFailed, match="had not answered after 0.3 s, and was stopped"):
         judged(judge, "ann")
     with pytest.raises(own.RewardFailed, match="had not answered after 0.3 s, and was stopped"):

@@ -6,7 +6,8 @@ The form is that of `data.json` and of the Hugging Face hub's rows, as the READM
 `context`. Published scores are shares of right letters, over all, by difficulty and by length: the
 first is the task's source here (`longbench_v2/hard`), and the length is counted in tokens. The
 letter is found by `choice`, which reads more ways of saying it than the published pattern
-(`published_choice`). The text itself has been left in its file. Below: rows, corpus. Above: formats.
+(`published_choice`). The text itself has been left in its file. Below: rows and corpus. Above:
+formats.
 """
 
 from __future__ import annotations
