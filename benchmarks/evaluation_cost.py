@@ -58,9 +58,9 @@ def read(length: int, documents: int, folder: Path) -> dict[str, float]:
         TurnSampling(0.7, 0.95, template.stop_ids, 0), Documents(tokenizer, CHUNK),
     )  # fmt: skip
     sources = suites.SuiteSources(approximate.count)
-    list(suites.make("ruler", TASK, 4096, [0], 0, sources))  # reads the haystack
+    list(suites.make("ruler", (TASK,), 4096, [0], 0, sources))  # reads the haystack
     cpu = time.process_time()
-    made = suites.make("ruler", TASK, length, range(documents), 0, sources)
+    made = suites.make("ruler", (TASK,), length, range(documents), 0, sources)
     items = [Item(task, NOTEPAD, length, 0) for task in made]
     with Readings(folder, {}) as readings:
         results = asyncio.run(

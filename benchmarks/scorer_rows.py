@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.published import Case, Judge, Scorer, count, functions, never, one_of
 from notepad_jax.data.foreign import memory_agent_bench
 from notepad_jax.data.rows import Row
-from notepad_jax.scoring import labels, long_context, nodes
+from notepad_jax.scoring import long_context
 from notepad_jax.tasks import babilong, graphwalks, haystack, mrcr, nolima, oolong
 from notepad_jax.types import Task, TextDocument
 
@@ -51,7 +51,7 @@ def _babilong(path: Path) -> Judge:
 
 
 def _about_labels(rng: np.random.Generator, task: Task) -> str:
-    gold, known = task.answers[0], labels.LABELS[task.metric]
+    gold, known = task.answers[0], long_context.LABELS[task.metric]
     asked = task.question.partition("?")[0]
     words = [*known, *known, *known, *gold.split(","), "Mary", "I know", "is in the", "or", "none"]
     ends = [".", ". ", "\n", "<context>", "<example>", "Question", "?", "\x00", "É"]
@@ -73,13 +73,13 @@ def _graphwalks(path: Path) -> Judge:
 
     def judge(case: Case) -> float:
         said, failed = found["_parse_node_list"](case.said)
-        return found["_f1_score"](set(said), {*case.task.answers} - {nodes.EMPTY}, failed)
+        return found["_f1_score"](set(said), {*case.task.answers} - {long_context.EMPTY}, failed)
 
     return judge
 
 
 def _about_nodes(rng: np.random.Generator, task: Task) -> str:
-    gold = [node for node in task.answers if node != nodes.EMPTY]
+    gold = [node for node in task.answers if node != long_context.EMPTY]
     others = ["0123456789", "abcdefabcd", "", " ", "'", "]", "[", "[]"]
     picked = [node for node in gold if rng.random() < 0.7]
     picked += rng.choice(others, int(rng.integers(3))).tolist()

@@ -24,9 +24,9 @@ from notepad_jax.types import Task
 NO_TEXT, NO_QUESTION, NO_GOLD = "no text to read", "no question", "no gold answer"
 METRIC, CONTRACT = "an unknown metric", "an unknown contract"
 TYPE, TWICE = "a column of the wrong kind", "a column that stands twice"
-BEFORE = "a fault when this run began"
+BEFORE, LONG = "a fault when this run began", "a question that is too long"
 
-RULES = 1  # another number where the same bytes may be judged otherwise
+RULES = 2  # another number where the same bytes may be judged otherwise
 LARGE = 16 << 20  # bytes of a file of which is remembered what was found
 ENTRIES = 64  # that are kept, the newest
 
@@ -100,6 +100,8 @@ def check(task: Task, where: str) -> None:
         raise Fault(
             f"{where}: there is no contract {task.contract!r:.40}; use one of {known}", CONTRACT
         )
+    if not all(fact.text.strip() for fact in task.evidence):
+        raise Fault(f"{where} has evidence without a word; give the words to look for")
 
 
 # ---------------------------------------------------------------- remembered by a file's bytes

@@ -46,6 +46,7 @@ _OTHERS = {  # a column that only their rows have: whose they are, what makes ta
     "reward_model": ("GoLongRL", "build golongrl --rows"),
 }
 _TEXTS = {"document", "context"}
+_OURS = {"document", "extra"}  # columns that no published file has: all others are a user's
 _BESIDE = {  # a column of files that lie beside tasks and are none: what they are, which to give
     "ideal_response": "BEAM's probing questions; give the chat.json beside their folder",
     "hypothesis": "answers to LongMemEval's questions; give longmemeval_s.json itself",
@@ -72,7 +73,9 @@ def read_any(
         )
     if form == "array_record":
         return array_records.admitted(path, files.read(path, on_block), on_fault, memo)
-    keys = set(parquet.columns(path)) if form == "parquet" else _keys(path)
+    keys = parquet.keys(path) if form == "parquet" else _keys(path)
+    if keys & _OURS:
+        keys = set()
     if form == "jsonl" and "input" in keys and not keys & {"question", "answers", *_TEXTS}:
         return ruler_files.read(path, on_block=on_block, name=name, on_fault=on_fault)
     if whole := _whole(form, keys):

@@ -1,7 +1,7 @@
 """Reads files of one JSON array of objects row by row, in memory that does not grow with them.
 
 `scan` leaves each row's text where it lies (`long_strings`), so evaluation files of hundreds of
-megabytes cost a block; `values` parses whole rows, one at a time, for data sets whose rows are
+megabytes cost a block; `spans` parses whole rows, one at a time, for data sets whose rows are
 short. Above: formats and tables; below: rows, long_strings and sources.
 """
 
@@ -41,22 +41,21 @@ def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[
         yield row
 
 
-def values(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yields (row number from 1, value), of which one is held at a time."""
-    for number, _, _, value in spans(path):
-        yield number, value
-
-
 def spans(
     path: str | Path, on_block: sources.OnBlock | None = None
 ) -> Iterator[tuple[int, int, int, Any]]:
-    """Yields (row number from 1, bytes [start, stop) of the file, value), one held at a time."""
+    """Yields (row number from 1, bytes [start, stop) of the file, value), one held at a time.
+
+    In the place of a value with a column twice, what is to be said of it (Fault).
+    """
     window = Window(path, on_block)
     for number in _numbers(window, path):
-        start = window.at
-        end, value = _end(window, b"", sources.LONGEST_ROW, f"{path} row {number}")
+        start, where = window.at, f"{path} row {number}"
+        twice: list[Fault] = []
+        made = sources.once(where, twice.append)
+        end, value = _end(window, b"", sources.LONGEST_ROW, where, made)
         window.take(end)
-        yield number, start, window.at, value
+        yield number, start, window.at, twice[0] if twice else value
 
 
 def _row(window: Window, number: int, path: str | Path) -> Row:
@@ -118,7 +117,7 @@ def _until_text(window: Window, where: str) -> bytes:
     size = _FIRST
     while True:
         held = window.hold(size)
-        key = long_strings.KEY.search(held)
+        key = long_strings.text_key(held, 0, len(held))
         if key and not _whole(held[: key.end()], window.at, where)[0]:
             return window.take(window.next + key.end())
         ends, *_ = _whole(held, window.at, where)
@@ -134,12 +133,17 @@ def _until_text(window: Window, where: str) -> bytes:
         size *= 2
 
 
-def _end(window: Window, beginning: bytes, limit: int, where: str) -> tuple[int, Any]:
-    """Returns the place in the window where the row ends that `beginning` begins, and the row."""
+def _end(
+    window: Window, beginning: bytes, limit: int, where: str, made: Any = None
+) -> tuple[int, Any]:
+    """Returns the place in the window where the row ends that `beginning` begins, and the row.
+
+    `made` makes its objects of their pairs.
+    """
     size = _FIRST
     while True:
         held = window.hold(size)
-        ends, certain, value = _whole(beginning + held, window.at - len(beginning), where)
+        ends, certain, value = _whole(beginning + held, window.at - len(beginning), where, made)
         if ends and certain:
             return window.next + ends - len(beginning), value
         if len(held) < size:
@@ -153,7 +157,7 @@ def _cut(raw: bytes, where: str) -> ValueError:
     return ValueError(f"{where} is not JSON: {_problem(raw)} (is the file cut short?)")
 
 
-def _whole(raw: bytes, at: int, where: str) -> tuple[int, bool, Any]:
+def _whole(raw: bytes, at: int, where: str, made: Any = None) -> tuple[int, bool, Any]:
     """Returns how many bytes the JSON value has that `raw` begins with; 0 if it is not whole.
 
     Also whether that is certain, for a number that ends with `raw` might go on, and the value.
@@ -161,7 +165,7 @@ def _whole(raw: bytes, at: int, where: str) -> tuple[int, bool, Any]:
     """
     try:  # a character that is cut in the middle is left for later
         text = codecs.getincrementaldecoder("utf-8")().decode(raw)
-        value, end = json.JSONDecoder().raw_decode(text)
+        value, end = json.JSONDecoder(object_pairs_hook=made).raw_decode(text)
     except UnicodeDecodeError as problem:
         raise ValueError(
             f"{where} is not UTF-8 (byte {at + problem.start:,} of the file); convert the file, "

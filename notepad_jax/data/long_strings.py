@@ -28,7 +28,13 @@ _BLANK = 4096  # bytes: a longer document is not asked whether it is all white s
 # What a row's text is called, here and elsewhere. It may stand in an object `metadata`.
 TEXTS = ("document", "context")
 WITHIN = "metadata"
-KEY = re.compile(rb'(?<!\\)"(?:document|context)"[ \t\r\n]*:[ \t\r\n]*"')
+_KEY = re.compile(rb'(?<!\\)"(?:document|context)"[ \t\r\n]*:[ \t\r\n]*"')
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_OBJECT = r"[ \t\r\n]*:[ \t\r\n]*\{"  # behind the string that is its key
+_NESTING = re.compile(  # what opens or closes an object, with all that stands before it
+    rf'(?:[^"{{}}]++|{_STRING}(?!{_OBJECT}))*+(?:({_STRING}){_OBJECT}|([{{}}])|\Z)'.encode()
+)
+_OWN = ([b""], [b"", b'"%b"' % WITHIN.encode()])  # the keys of objects in which the text may stand
 TAKEN = "\ue000 a text that stayed in its file \ue000"  # what stands for it in the columns
 
 
@@ -76,15 +82,31 @@ _UNITS_RAW = re.compile(_UNITS.pattern.encode())
 _LONGEST_ESCAPE = 12  # \ud83d\ude00
 
 
+def text_key(raw: bytes, start: int, end: int) -> re.Match[bytes] | None:
+    """Finds the key of a row's text, up to its first character, in the row that begins at `start`.
+
+    Keys of that name in other objects of the row are not its.
+    """
+    opened: list[bytes] = []  # keys of the objects around `at`, b"" where there is none
+    at = start
+    for key in _KEY.finditer(raw, start, end):
+        for found in _NESTING.finditer(raw, at, key.start()):
+            if found[2] == b"}":
+                del opened[-1:]
+            elif found.lastindex:
+                opened.append(found[1] or b"")
+        if opened in _OWN:
+            return key
+        at = key.start()
+    return None
+
+
 def placed(columns: dict[str, Any], where: str) -> None:
-    """Removes what stands for the text from the columns; Fault if it is not the row's text."""
+    """Removes what stands for the text from the columns; Fault if there are two texts."""
     inside = columns.get(WITHIN)
     holders = [columns, inside] if isinstance(inside, dict) else [columns]
     found = [(holder, name) for holder in holders for name in TEXTS
              if holder.get(name) is not None]  # fmt: skip
-    own = [(holder, name) for holder, name in found if holder[name] == TAKEN]
-    if not own:
-        raise Fault(f"{where} has no text under 'document'; every task needs one", NO_TEXT)
     if len(found) > 1:
         raise Fault(f"{where} has two texts, 'document' and 'context'; keep one", TWICE)
     for holder in holders:
@@ -137,7 +159,7 @@ class Window:
         while True:
             newline = self.held.find(b"\n", self.next)
             end = newline if newline >= 0 else len(self.held)
-            key = KEY.search(self.held, self.next, end)
+            key = text_key(self.held, self.next, end)
             if key:
                 return self.take(key.end()), False
             if newline >= 0:

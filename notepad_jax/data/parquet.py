@@ -69,6 +69,15 @@ def columns(path: str | Path) -> list[str]:
         return table.schema_arrow.names
 
 
+def keys(path: str | Path) -> set[str]:
+    """Returns the names of a file's columns, and of what stands in its answers."""
+    with _opened(path) as table:
+        schema = table.schema_arrow
+        kinds = [schema.field(name).type for name in schema.names if name == "answers"]
+        within = (part.name for kind in filter(pyarrow.types.is_struct, kinds) for part in kind)
+        return {*schema.names, *within}
+
+
 def scan(
     path: str | Path, on_block: sources.OnBlock | None = None, memo: Memo = admission.anew
 ) -> Iterator[Row | Fault]:

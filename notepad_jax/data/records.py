@@ -4,7 +4,7 @@
 draws it from task files, each source by its weight and not by its size. Either way a sample has an
 **ordinal**, its place in the stream, and `Records.at` gives the sample of any ordinal: a machine
 that is told a number has the sample, and a run that knows which ordinals it is done with goes on
-with the very next one after a restart. Grain shuffles, shards, mixes and repeats numbers in this
+with the very next one after a restart. Grain shuffles, mixes and repeats numbers in this
 process (no workers: making or reading a document is cheap, and a worker would be one more thing to
 kill). Grain imports jax for itself; nothing here uses it. Above: setup.task_stream; below:
 task_sources (what is read; what is made comes in as a function).
@@ -151,63 +151,36 @@ class _Reordered:
 def generated(
     make: Callable[[int], tuple[Task, ...]],
     seed: int,
-    shard_index: int = 0,
-    shard_count: int = 1,
     documents: range = ALL_DOCUMENTS,
 ) -> Records:
     """Samples `make(document_seed)` in a seeded, shuffled order.
 
-    `make` gets every seed of `documents` once per epoch, reshuffled each epoch; shard i
-    of n sees every n-th seed, so shards are disjoint and together complete. Two samples
-    of one epoch never have the same document seed. `make` must be a pure function.
+    `make` gets every seed of `documents` once per epoch, reshuffled each epoch. Two samples of one
+    epoch never have the same document seed. `make` must be a pure function.
     """
-    _check(seed, shard_index, shard_count)
-    if len(documents) < shard_count:
-        raise ValueError(
-            f"{len(documents)} documents cannot be split over {shard_count} shards; "
-            "use more documents or fewer shards"
-        )
-    identity = {
-        "seed": seed,
-        "shard_index": shard_index,
-        "shard_count": shard_count,
-        "documents": [documents.start, documents.stop, documents.step],
-    }
-    shard = grain.MapDataset.range(documents.start, documents.stop, documents.step)
-    shard = shard[shard_index::shard_count].seed(seed).shuffle().repeat()
-    return Records(shard, make, identity, {})
+    _check(seed)
+    bounds = documents.start, documents.stop, documents.step
+    seeds = grain.MapDataset.range(*bounds).seed(seed).shuffle().repeat()
+    return Records(seeds, make, {"seed": seed, "documents": [*bounds]}, {})
 
 
 def of_files(
     sources: TaskSources,
     seed: int,
     weights: Mapping[str, float] | None = None,
-    shard_index: int = 0,
-    shard_count: int = 1,
 ) -> Records:
     """Samples out of task files, one task each, in a seeded order.
 
     Sources take turns by their weights (1 if not given), whatever their sizes: with weights
     2 and 1, every three samples have two of the first. Each source is shuffled anew when it
-    has been gone through. Shard i of n has every n-th task of every source, so shards are
-    disjoint and together complete, and all of them draw from the same source at the same
-    ordinal. A source of weight 0 is left out.
+    has been gone through. A source of weight 0 is left out.
 
-    Raises ValueError for a weight of nothing, or below 0, or a source with fewer tasks than
-    shards.
+    Raises ValueError for a weight of nothing, or below 0.
     """
-    _check(seed, shard_index, shard_count)
+    _check(seed)
     drawn = shares(sources.tasks, weights or {})
-    for name in drawn:
-        if len(sources.tasks[name]) < shard_count:
-            raise ValueError(
-                f"{len(sources.tasks[name])} tasks of {name!r} cannot be split over {shard_count} "
-                f"shards; use more tasks or fewer shards"
-            )
     identity = {
         "seed": seed,
-        "shard_index": shard_index,
-        "shard_count": shard_count,
         "weights": drawn,
         "files": {
             name: [[file.path, file.digest] for file in sources.files[name]] for name in drawn
@@ -219,7 +192,7 @@ def of_files(
     if held_out := {name: n for name, n in sources.held_out.items() if name in drawn}:
         identity |= {"held_out": held_out, "held_out_by": sources.held_out_by}
     parts = [
-        grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
+        grain.MapDataset.range(len(sources.tasks[name]))
         .seed(_own_seed(seed, name))
         .shuffle()
         .repeat()
@@ -332,11 +305,6 @@ def _counts(left_out: Mapping[str, int] | None) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in (left_out or {}).items()) or "none"
 
 
-def _check(seed: int, shard_index: int, shard_count: int) -> None:
-    if not 0 <= shard_index < shard_count:
-        raise ValueError(
-            f"shard {shard_index} of {shard_count} does not exist; "
-            f"shard_index must be in 0..{shard_count - 1}"
-        )
+def _check(seed: int) -> None:
     if not 0 <= seed < 2**32:
         raise ValueError(f"the data seed is {seed}; it must be in 0..{2**32 - 1}")

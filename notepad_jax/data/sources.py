@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
 
-from notepad_jax.data.admission import TWICE, Fault
+from notepad_jax.data import admission
+from notepad_jax.data.admission import TWICE, Fault, OnFault
 
 BLOCK = 1 << 20  # bytes of one read; a remote request costs a round trip, so not less
 LONGEST_ROW = 256 << 20  # bytes of one jsonl line or array element that is parsed whole
@@ -132,15 +133,17 @@ def decode(raw: bytes, path: str | Path, line: int, start: int) -> str:
 # ---------------------------------------------------------------- JSON
 
 
-def once(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """Returns what makes a JSON object of its pairs; that raises Fault for a column given twice."""
+def once(
+    where: str, on_fault: OnFault = admission.refuse
+) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Returns what makes a JSON object of its pairs; `on_fault` is told of a column given twice."""
 
     def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise Fault(f"{where} has two columns {twice!r:.40}; keep one", TWICE)
+            on_fault(Fault(f"{where} has two columns {twice!r:.40}; keep one", TWICE))
         return found
 
     return made
@@ -165,7 +168,7 @@ def parse(raw: bytes, path: str | Path, line: int, start: int) -> Any:
         raise ValueError(f"{path} line {line} cannot be read: {first_line(problem)}") from None
 
 
-def columns_of(row: dict[str, Any]) -> str:
+def columns_of(row: Mapping[str, Any]) -> str:
     """The names of a row's columns, for messages: short, and on one line whatever they are."""
     names = (name if name.isprintable() else repr(name) for name in row)
     return ", ".join(names)[:200] or "none"

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from notepad_jax.data.admission import LONG, Fault
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent, turn_credit
 from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
@@ -187,8 +188,8 @@ def _broke(end: ReadingEnd) -> bool:
 def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
     """Validates the items before any of them is read.
 
-    Raises ValueError for two of one name, an unknown metric, contract or method, a question
-    over the limit, and evidence without words.
+    Raises ValueError for two of one name, an unknown metric or contract, a question over the
+    limit, and evidence without words.
     """
     seen: set[Key] = set()
     for item in items:
@@ -199,17 +200,19 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
         seen.add(item.key)
     for task in {id(item.task): item.task for item in items}.values():
         check_task(task, tokenizer, max_question)
-    methods.check(item.method for item in items)
 
 
 def check_task(task: Task, tokenizer: Tokenizer, max_question: int) -> None:
-    """Validates a task alone, as `check` does."""
+    """Validates a task alone, as `check` does; a Fault of a question over the limit."""
     try:
         metrics.score("", task.answers, task.metric, task.contract)
+        Recall(task.evidence)
     except ValueError as error:
         raise ValueError(f"task {task.id!r}: {error}") from error
-    memory_agent.question_of(task, tokenizer, max_question)
-    Recall(task.evidence)
+    try:
+        memory_agent.question_of(task, tokenizer, max_question)
+    except ValueError as error:
+        raise Fault(str(error), LONG) from error
 
 
 class _Course:

@@ -24,13 +24,6 @@ ONE_TURN = ("full-context", "truncate-middle", "recent-only")
 METHODS = (NOTEPAD, *ONE_TURN)
 
 
-def check(names: Iterable[str]) -> None:
-    """Raises ValueError for a method that there is not."""
-    for name in names:
-        if name not in METHODS:
-            raise ValueError(f"there is no method {name!r}; use one of {', '.join(METHODS)}")
-
-
 class TooLong(ValueError):
     """A document is longer than the context that a method may show."""
 

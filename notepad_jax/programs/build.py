@@ -123,7 +123,7 @@ def build(
     count = approximate.count
     if config.endpoint.tokenizer:
         count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
-    sources = suites.SuiteSources(count, **vars(config.sources))
+    sources = suites.SuiteSources(count, **vars(config.sources), warn=screen.warn)
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}
@@ -172,7 +172,7 @@ def _made(
     """Yields the tasks of a file, having put each one's tokens into `lengths`."""
     e = config.evaluate
     if size.unit == TOKENS:
-        tasks = suites.make(e.suite, name, size.amount, numbers, config.seed, sources)
+        tasks = suites.make(e.suite, (name,), size.amount, numbers, config.seed, sources)
     else:
         tasks = suites.make_of_paragraphs(name, size.amount, numbers, config.seed, sources)
     for task in tasks:

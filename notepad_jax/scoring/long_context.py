@@ -1,19 +1,22 @@
-"""The scorers of three benchmarks of long context: MRCR, OOLONG and NoLiMa, as published.
+"""The scorers of five benchmarks of long context: MRCR, OOLONG, NoLiMa, GraphWalks and BABILong.
 
 Written from what the published functions do, not with their lines: OpenAI's grader of MRCR (its
 dataset's card), `synth_process_response` of abertsch72/oolong, metric "contains" of
-adobe-research/NoLiMa. They get the answer that the task's contract finds; where a metric cannot
-tell an answer's type from the gold answer, there is one name for each type. What they do
-otherwise than the published ones is listed in docs/evaluation.md. Used by metrics; imports
-nothing of ours.
+adobe-research/NoLiMa, the port of GraphWalks' grading in NVIDIA's NeMo Gym, babilong/metrics.py of
+booydar/babilong. They get the answer that the task's contract finds; where a metric cannot tell an
+answer's type from the gold answer, there is one name for each type. What they do otherwise than
+the published ones is listed in docs/evaluation.md, and below. Above: metrics; below: extraction.
 """
 
 from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from notepad_jax.scoring.extraction import Malformed
 
 PREFIX = 10  # characters with which an answer of MRCR has to begin
 FAR_TOO_LONG = 10  # times the gold answer: the ratio could only be below 2 / 11, and costs much
@@ -125,3 +128,85 @@ def _day(numbers: Sequence[int], month: int) -> datetime.date | None:
         return datetime.date(year, month, rest[0])
     except ValueError:
         return None
+
+
+# ---------------------------------------------------------------- GraphWalks: nodes
+#
+# The last line is `Final Answer: [a, b]`. Names are compared as they are written, quotes and case
+# included, and white space behind the answer is no line. (The lines on the data set's card leave
+# "Final Answer: [" in the first name, which no node is called.) Not as there: an item "[]" is no
+# item, since that is how an empty gold answer is written.
+
+EMPTY = "[]"  # the gold answer where no node is right: a task has at least one answer
+_SIGN = re.compile(r"Final Answer:\s*\[")
+
+
+def graphwalks(prediction: str, answers: Sequence[str]) -> float:
+    """F1 of the nodes in the last line's list and the gold ones; 1 where both are none.
+
+    Raises Malformed for a last line without such a list.
+    """
+    said, gold = set(_listed(prediction)) - {EMPTY}, set(answers) - {EMPTY}
+    if not said and not gold:
+        return 1.0
+    return 2 * len(said & gold) / (len(said) + len(gold))
+
+
+def _listed(prediction: str) -> list[str]:
+    line = prediction.strip().rpartition("\n")[2]
+    sign, end = _SIGN.search(line), line.rfind("]")
+    if sign is None or end < sign.end():
+        raise Malformed("no_final_answer")
+    items = map(str.strip, line[sign.end() : end].split(","))
+    return [item for item in items if item]
+
+
+# ---------------------------------------------------------------- BABILong: labels
+#
+# Of an answer in lower case the first sentence counts, up to a full stop and to where a model
+# begins an example of its own. It is right if the labels in it, less those that stand in the
+# question, are exactly those of the gold answer. A label counts wherever its letters stand ("know"
+# says no), as published. Not as published: a label within a longer one is none, so that "none" does
+# not say one, too, which made it wrong always; and the question ends with its first question mark,
+# behind which ours says how to answer.
+
+Labels = tuple[str, ...]
+
+LABELS: Mapping[str, Labels] = {
+    "babilong_places": ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office"),
+    "babilong_gifts": ("apple", "bill", "football", "fred", "jeff", "mary", "milk"),
+    "babilong_yes_no": ("no", "yes"),
+    "babilong_maybe": ("maybe", "no", "yes"),
+    "babilong_numbers": ("none", "one", "three", "two"),
+    "babilong_things": ("apple", "football", "milk", "nothing"),
+}
+_ENDS = (".", "<context>", "<example>")
+_SHORTEST_LIST = 4  # characters: a shorter answer with a comma in it is one label
+
+
+def babilong(labels: Labels, prediction: str, answers: Sequence[str], question: str = "") -> float:
+    """1 if the prediction says the labels of a gold answer ("milk", "apple,milk") and no other."""
+    said = prediction.lower()
+    for end in _ENDS:
+        said = said.partition(end)[0]
+    asked = question.lower().partition("?")[0]
+    found = _found(labels, said) - _found(labels, asked)
+    return float(any(found == _wanted(gold.lower()) for gold in answers))
+
+
+def _found(labels: Iterable[str], text: str) -> set[str]:
+    found = set()
+    for label in sorted(labels, key=len, reverse=True):
+        if label in text:
+            found.add(label)
+            text = text.replace(label, " ")
+    return found
+
+
+def _wanted(gold: str) -> set[str]:
+    return set(gold.split(",")) if len(gold) >= _SHORTEST_LIST else {gold}
+
+
+BABILONG: Mapping[str, Callable[..., float]] = {
+    name: functools.partial(babilong, labels) for name, labels in LABELS.items()
+}

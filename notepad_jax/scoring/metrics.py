@@ -12,9 +12,9 @@ of its own for a formula. What is no answer of its kind (a broken table, no lett
 RULER's, and `normalised_em`, `token_f1` and `sub_em` normalise as SQuAD's script does (lower
 case, no punctuation, no articles). `memagent` and the `published_` metrics are what others
 published, to the letter (`published`); they find the answer in their own way. The metrics of
-`labels.METRICS` (BABILong's) look at the question, too, and `graphwalks` at a last line. Below:
-extraction, published, and one file for each kind of answer (lists, choices, labels, nodes,
-tables, quantities, summaries, long_context). Above: rollout.rewards, eval.
+`long_context.BABILONG` look at the question, too, and `graphwalks` at a last line. Below:
+extraction, published, and one file for each kind of answer (lists, choices, tables, quantities,
+summaries, long_context). Above: rollout.rewards, eval.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from notepad_jax.scoring import (
     choices,
     extraction,
-    labels,
     lists,
     long_context,
-    nodes,
     published,
     quantities,
     summaries,
@@ -79,7 +77,7 @@ def score(
     """Scores a completion: the answer by `contract`, its worth by `metric`.
 
     The published metrics are shown the completion itself, its last LONGEST characters, and those
-    of `labels.METRICS` the question; without it they take it for one that names no label.
+    of `long_context.BABILONG` the question; without it they take it for one that names no label.
     Raises ValueError for an unknown metric or contract, and for nothing in `text`.
     """
     if metric not in _JUDGES:
@@ -94,7 +92,7 @@ def score(
         return Score(0.0, found.problem)
     elif contract in extraction.LATEX:  # both sides without \text{}, or neither
         answers = [extraction.unwrapped(gold) for gold in answers]
-    asked = (question,) if metric in labels.METRICS else ()
+    asked = (question,) if metric in long_context.BABILONG else ()
     try:
         return Score(_JUDGES[metric](found.answer, answers, *asked), "")
     except Malformed as malformed:
@@ -207,8 +205,8 @@ _JUDGES: Mapping[str, Metric] = {
     "ndcg": lists.ndcg,
     "pairwise": lists.pairwise,
     "rouge_l": summaries.rouge_l,
-    "graphwalks": nodes.graphwalks,
-    **labels.METRICS,
+    "graphwalks": long_context.graphwalks,
+    **long_context.BABILONG,
     "mrcr": long_context.mrcr,
     "oolong": long_context.oolong,
     "oolong_number": long_context.oolong_number,

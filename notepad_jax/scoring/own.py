@@ -8,10 +8,10 @@ calls are under way at once, and results are in the order of the readings, which
 first. One by name runs in a process of its own (`own_worker.py`); one that was lent as an
 object (`functions`) in threads here, or in an event loop of its own.
 
-Time is kept by a loop that does nothing else: neither an engine that computes nor a function that
-blocks can hold it up. Whatever is not such a number ends in one line that names function and row:
-a reward that fails is a mistake to mend, and no answer's fault. Above: rollout.rewards; below:
-own_calls, worker and functions.
+Time is kept by a loop that does nothing else: neither an engine that computes, nor a function that
+blocks, nor a full pipe can hold it up. Whatever is not such a number ends in one line that names
+function and row: a reward that fails is a mistake to mend, and no answer's fault. Above:
+rollout.rewards; below: own_calls, worker and functions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import itertools
 import json
 import os
 import pathlib
+import queue
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from notepad_jax import functions
 from notepad_jax.scoring import own_calls, worker
@@ -48,25 +49,10 @@ class RewardFailed(ValueError):
     """A reward that failed, or is no number from 0 to 1."""
 
 
-class _Way(Protocol):
-    """Where a function runs."""
-
-    calls: Calls
-
-    async def ready(self) -> None:
-        """Returns when it can be called. Raises _Broken."""
-
-    async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
-        """One call: with a batch, or with the one record. Raises _Broken."""
-
-    def stop(self, seconds: float) -> str:
-        """Ends a call that took too long; returns what became of it, in words."""
-
-
 class Own:
     """A user's reward function, ready to be called."""
 
-    def __init__(self, name: str, way: _Way, memories: bool) -> None:
+    def __init__(self, name: str, way: _Here | _There, memories: bool) -> None:
         self.name, self._way, self._memories = name, way, memories
         self._gate = asyncio.Semaphore(way.calls.at_once)
 
@@ -165,7 +151,10 @@ class _Broken(Exception):
 
 
 class _Here:
-    """A function in this process: in threads, or coroutines in one loop, made when it is needed."""
+    """A function in this process: in threads, or coroutines in one loop, made when it is needed.
+
+    It is called as one by name is (`_There`).
+    """
 
     def __init__(self, function: functions.Function) -> None:
         if fault := own_calls.fault(function):
@@ -210,6 +199,7 @@ class _There:
         self.calls = Calls(**self._process.greeting)
 
     async def ready(self) -> None:
+        """Returns when it can be called. Raises _Broken."""
         async with self._beginning:
             if self._process.over or self._process.owner != os.getpid():
                 try:
@@ -218,13 +208,11 @@ class _There:
                     raise _Broken(f"cannot be called any more, {problem}") from None
 
     async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
+        """One call: with a batch, or with the one record. Raises _Broken."""
         return await self._process.ask([told(record) for record in records])
 
-    @property
-    def pid(self) -> int:
-        return self._process.popen.pid
-
     def stop(self, seconds: float) -> str:
+        """Ends a call that took too long; returns what became of it, in words."""
         self._process.stop(f"was stopped: another call had not answered after {seconds:g} s")
         return ", and was stopped"
 
@@ -244,11 +232,13 @@ class _Process:
             self.popen.kill()
             self.popen.wait()
             raise
+        self._questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # A Popen that is let go while its process runs is kept by subprocess, pipes and all.
-        weakref.finalize(self, _close, self.popen.stdin)
-        # Not a method: the thread would hold on to the process, and so keep it running.
-        there = weakref.ref(self)
-        reading = self.popen.stdout, _clock(os.getpid()), there
+        weakref.finalize(self, self._questions.put, None)
+        # No methods: the threads would hold on to the process, and so keep it running.
+        writing = self._questions, self.popen.stdin
+        reading = self.popen.stdout, _clock(os.getpid()), weakref.ref(self)
+        threading.Thread(target=_write, args=writing, daemon=True).start()
         threading.Thread(target=_listen, args=reading, daemon=True).start()
 
     async def ask(self, readings: Sequence[dict[str, Any]]) -> CallResult:
@@ -258,9 +248,7 @@ class _Process:
         number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = reply
         question = json.dumps({"number": number, "readings": readings}).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # then its end is on the way here
-            self.popen.stdin.write(question)
-            self.popen.stdin.flush()
+        self._questions.put(question)
         try:
             return await reply
         finally:
@@ -289,10 +277,13 @@ class _Process:
         return _Broken(self._why or f"ended its process (code {self.popen.returncode})")
 
 
-def _close(questions: Any) -> None:
-    """Closes what a process listens to, which ends it."""
-    with contextlib.suppress(OSError):
-        questions.close()
+def _write(questions: queue.SimpleQueue[bytes | None], pipe: Any) -> None:
+    """Writes questions, which may take as long as the process does not read; None closes the pipe,
+    which ends the process."""
+    with contextlib.suppress(OSError), pipe:  # of one that has ended, which `_listen` hears of
+        for question in iter(questions.get, None):
+            pipe.write(question)
+            pipe.flush()
 
 
 def _listen(replies: Any, loop: Loop, there: weakref.ref[_Process]) -> None:

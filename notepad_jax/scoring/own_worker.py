@@ -5,7 +5,8 @@ stdin, one JSON line each (`number`, `readings`), and reads replies from its std
 each as they come (`number`, and a CallResult's fields). A first line says how the function is
 called, or why it cannot be. What the function prints, and what it starts, goes to standard error.
 A thread ends the process when its stdin does: then no process is left to read an answer, and
-`own` ends it when it takes too long.
+`own` ends it when it takes too long. A function that never lets go of the interpreter (some regular
+expressions) keeps that thread waiting, too; then a limit on CPU time ends what `own` has left.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 HERE = Path(__file__).parents[2]  # where the package lies, which it may not be found without
+SPARE = 60.0  # CPU seconds, beside a call's limit ten times, in which no other thread came to run
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -68,7 +71,15 @@ async def serve(function: Callable[..., Any], replies: IO[str]) -> None:
             loop.call_soon_threadsafe(begin, line)
         os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    def wind() -> None:
+        """Sets the limit anew for as long as threads come to run; its signal needs none."""
+        while True:
+            seconds = 10 * own_calls.calls_of(function).seconds + SPARE
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+            time.sleep(0.1)
+
+    for work in (listen, wind):
+        threading.Thread(target=work, daemon=True).start()
     await asyncio.Event().wait()
 
 

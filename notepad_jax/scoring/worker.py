@@ -41,10 +41,9 @@ class Worker:
         command: Sequence[str],
         seconds: float,
         environment: Mapping[str, str] | None = None,
-        quiet: bool = True,
     ) -> None:
-        """`seconds` on the clock are waited for a line; what a `quiet` one complains is dropped."""
-        self._how = tuple(command), seconds, dict(environment or {}), quiet
+        """`seconds` on the clock are waited for a line; what it complains is dropped."""
+        self._how = tuple(command), seconds, dict(environment or {})
         self._begin()
         # A fork starts its own: two processes on the same pipes would read each other's replies.
         there = weakref.ref(self)
@@ -58,13 +57,8 @@ class Worker:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def start(self) -> None:
-        """Starts it, if it does not run. Raises DoesNotStart."""
-        with self._lock:
-            self._running()
-
-    def ask(self, question: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Returns the reply, which may take `seconds` (those of all lines).
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the reply.
 
         Raises WorkerEnded where the process ended, TimeoutError where it was stopped for taking
         too long, and DoesNotStart; the next question starts another one.
@@ -75,7 +69,7 @@ class Worker:
                 with contextlib.suppress(BrokenPipeError):  # then there is no line to read either
                     process.stdin.write(json.dumps(question).encode() + b"\n")
                     process.stdin.flush()
-                reply = _line(process, self._how[1] if seconds is None else seconds)
+                reply = _line(process, self._how[1])
             except BaseException:  # Ctrl-C while waiting: the next reply would be the wrong one
                 self._stop()
                 raise
@@ -91,12 +85,12 @@ class Worker:
         if self._process and self._process.poll() is None:
             return self._process
         self._stop()
-        command, seconds, environment, quiet = self._how
+        command, seconds, environment = self._how
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
+            stderr=subprocess.DEVNULL,
             env={**os.environ, **environment},
         )
         try:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from notepad_jax.data import formats
 from notepad_jax.data.admission import RowCounts
-from notepad_jax.data.foreign import judged
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
@@ -38,6 +37,14 @@ TasksByLength = dict[int, list[Task]]
 SYNTHETIC = "synthetic"
 HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
 LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
+# Published benchmarks whose answers a model judges, and here a metric, unless `evaluate.reward`
+# names a model that judges (it sees the question, the gold answers and `Task.extra`).
+BY_A_MODEL = {  # what a source begins with: the benchmark
+    "longmemeval/": "LongMemEval",
+    "beam/": "BEAM",
+    "memory_agent_bench/longmemeval": "MemoryAgentBench's LongMemEval",
+    "memory_agent_bench/infbench_sum": "MemoryAgentBench's InfBench-sum",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +128,9 @@ def tasks_of(
 ) -> TasksByLength:  # fmt: skip
     """Returns the tasks of the config's suite at each length; recipes, not yet texts.
 
-    A suite takes minutes to make, so `admit` is given each task as it is made, to refuse it.
-    Of a file, those of all lengths if none is given. What of it is not read is said.
+    A suite takes minutes to make, so `admit` is given each task as it is made, to refuse it. Of a
+    file, those of all lengths if none is given; a Fault of `admit` leaves a task of it out. What of
+    it is not read is said.
     A task that a length does not suit is left out there, with a warning.
     """
     e = config.evaluate
@@ -132,7 +140,7 @@ def tasks_of(
         raise ValueError(f"suite {e.suite} needs a config with `sources`: --config ruler, or none")
     samples = samples_of(config)
     if is_file(e.suite):
-        return _of_file(config, lengths, samples, count, screen)
+        return _of_file(config, lengths, samples, count, screen, admit)
     return of_suite(
         e.suite, e.tasks, lengths, samples, config.seed, config.sources, count, screen, admit
     )
@@ -146,7 +154,7 @@ def of_suite(
 
     `admit` as in `tasks_of`.
     """
-    made_of = suites.SuiteSources(count, **vars(sources))
+    made_of = suites.SuiteSources(count, **vars(sources), warn=screen.warn)
     names = suites.names(suite, tasks, made_of)
     bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")
 
@@ -162,13 +170,14 @@ def of_suite(
 
 
 def _of_file(
-    config: Config, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
-) -> TasksByLength:
+    config: Config, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen,
+    admit: Callable[[Task], None],
+) -> TasksByLength:  # fmt: skip
     e = config.evaluate
     bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
     admission = RowCounts()
     found = file_suite.read(
-        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out
+        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out, admit
     )
     bar.finish()
     for line in admission.lines(found.rows):
@@ -181,11 +190,26 @@ def _of_file(
             f"{found.elsewhere:,} of {found.rows:,} rows are left out: they have none of the "
             f"lengths {names}; leave out --lengths to read all"
         )
-    for line in judged.notes((t.source, t.metric) for own in found.tasks.values() for t in own):
+    every = itertools.chain(*found.tasks.values())
+    for line in judged_by_a_model((task.source, task.metric) for task in every):
         screen.say(line)
     bands = "; ".join(f"{format_length(n)}: {len(own):,}" for n, own in found.tasks.items())
     screen.say(f"{found.rows:,} rows of {e.suite}, questions by length: {bands}")
     return dict(found.tasks)
+
+
+def judged_by_a_model(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a line for each benchmark that (source, metric) of tasks belong to."""
+    used: dict[str, set[str]] = {}
+    for source, metric in found:
+        for beginning, benchmark in BY_A_MODEL.items():
+            if source.startswith(beginning):
+                used.setdefault(benchmark, set()).add(metric)
+    return [
+        f"{benchmark} is judged by a model as published, and here by {' and '.join(sorted(own))}: "
+        f"not comparable with its figures; --config.evaluate.reward names a judge of yours"
+        for benchmark, own in used.items()
+    ]
 
 
 def jobs(config: Config, tasks: TasksByLength) -> list[EvalJob]:

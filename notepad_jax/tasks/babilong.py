@@ -20,7 +20,7 @@ Evidence is the word that a memory has to hold once the story is over (a room, a
 that is carried), at the sentence that says it: for a thing, where its carrier went. Nothing has to
 be held if nothing is carried, and then there is none. Where the answer is yes, no or maybe it is
 the room that the deciding sentence names; if yes, the question names it, too, so it may be copied
-from there. How such answers are judged says scoring.labels. Above: suites; below: worlds and
+from there. How such answers are judged says scoring.long_context. Above: suites; below: worlds and
 whereabouts, which tell, and recipe.
 """
 
@@ -62,7 +62,7 @@ class BabiTask:
     """One of bAbI's tasks."""
 
     tell: Callable[[Cast], Told]
-    metric: str  # of scoring.labels
+    metric: str  # of scoring.long_context
     how: str  # how to answer, behind the question
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from notepad_jax.data import admission, formats, sources
-from notepad_jax.data.admission import OnFault
+from notepad_jax.data.admission import Fault, OnFault
 from notepad_jax.data.foreign import beam
-from notepad_jax.data.rows import Pair
+from notepad_jax.data.rows import Pair, nothing_left
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Document, Task
 
@@ -47,6 +47,7 @@ def read(
     count: Count,
     on_row: Callable[[], None] = lambda: None,
     on_fault: OnFault = admission.refuse,
+    admit: Callable[[Task], None] = lambda task: None,
 ) -> FileSuite:
     """Returns the tasks of a file (local or gs://), or of all of a folder, by their length.
 
@@ -57,6 +58,7 @@ def read(
       count: tells the tokens of documents whose rows name no length.
       on_row: is told of every row that was read.
       on_fault: is told of every row that is left out, whatever its task.
+      admit: raises Fault for a task that is left out, too.
 
     Of a folder, a row without an id is named by its file, from the folder on, and its number.
     Raises ValueError if there is no file, no such task, a length without a row, two tasks of one
@@ -66,7 +68,8 @@ def read(
     taken: collections.Counter[tuple[str, int]] = collections.Counter()
     known: dict[tuple[int, str], str] = {}
     there: set[int] = set()
-    rows = elsewhere = 0
+    rows = elsewhere = refused = 0
+    first_fault: Fault | None = None
     damaged: list[str] = []
     texts = _Texts(count)
     for file in _files(path):
@@ -78,6 +81,12 @@ def read(
             damaged.append(str(problem))
             continue
         for task, length in chosen:
+            try:
+                admit(task)
+            except Fault as fault:
+                on_fault(fault)
+                refused, first_fault = refused + 1, first_fault or fault
+                continue
             rows += 1
             band = length if same else power_of_two(length)
             there.add(band)
@@ -90,6 +99,8 @@ def read(
                 if first != file:
                     raise ValueError(f"{file} has task {task.id!r}, and so has {first}; rename one")
                 found.setdefault(at, []).append(task)
+    if not rows and refused:
+        raise nothing_left(path, refused, first_fault)
     if not rows:
         told = f"; not read: {damaged[0]}" if damaged else ""
         raise ValueError(f"{path} has no task of {', '.join(wanted)}{told}")

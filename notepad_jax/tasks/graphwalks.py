@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from notepad_jax.scoring.long_context import EMPTY
 from notepad_jax.tasks import recipe
 from notepad_jax.tasks.draws import Cast, SampleDraws
 from notepad_jax.tasks.haystack import Count, Haystack
@@ -30,7 +31,6 @@ from notepad_jax.types import Task
 DEEPEST = 4  # of a search
 WIDEST = 3  # nodes of a level
 MOST = 6  # parents of a node
-EMPTY = "[]"  # the answer where there is no such node
 NOTHING_THERE = 1 / 8  # share of the questions whose answer is empty
 
 _OWN = 16  # nodes that are kept for what is asked about; the others' numbers begin here

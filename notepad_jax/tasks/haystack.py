@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from notepad_jax.data import sources
+
 Count = Callable[[str], int]  # tokens of a text
 
 LONGEST = 400  # characters of a sentence; longer ones are cut at a space where there is one
@@ -172,7 +174,7 @@ def stdlib_prose() -> Haystack:
 
 
 def text_files(paths: Sequence[str | Path]) -> Haystack:
-    """A user's own prose: text files, or folders of .txt, .md and .rst files.
+    """A user's own prose: text files (local or gs://), or folders of .txt, .md and .rst files.
 
     A folder's files are read in the order of their names, folder by folder. Line breaks and
     runs of spaces become single spaces; sentences of more than LONGEST characters are cut.
@@ -182,14 +184,17 @@ def text_files(paths: Sequence[str | Path]) -> Haystack:
     """
     sentences: list[str] = []
     room = LARGEST
-    for file in (file for path in paths for file in _text_files_of(Path(path))):
+    for file in (file for path in paths for file in _text_files_of(path)):
         content = _read(file, room)
         room -= len(content)
         sentences += _sentences_of(file, content)
     return Haystack(tuple(sentences), "text files")
 
 
-def _text_files_of(path: Path) -> list[Path]:
+def _text_files_of(path: str | Path) -> Sequence[str | Path]:
+    if sources.is_remote(path):
+        return [path]
+    path = Path(path)
     if path.is_dir():
         files = list(_files(path, TEXT_SUFFIXES))
         if not files:
@@ -202,10 +207,13 @@ def _text_files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(file: Path, room: int) -> bytes:
+def _read(file: str | Path, room: int) -> bytes:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(room + 1)
+        if sources.is_remote(file):
+            content = sources.read(file)
+        else:
+            with open(file, "rb") as opened:
+                content = opened.read(room + 1)
     except OSError as problem:
         raise ValueError(f"{file} cannot be read: {problem.strerror}") from None
     if len(content) > room:
@@ -216,7 +224,7 @@ def _read(file: Path, room: int) -> bytes:
     return content
 
 
-def _sentences_of(file: Path, content: bytes) -> list[str]:
+def _sentences_of(file: str | Path, content: bytes) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as problem:

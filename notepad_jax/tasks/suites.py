@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -76,6 +77,7 @@ class SuiteSources:
     text: str = "stdlib"
     hotpotqa: str = ""
     squad: str = ""
+    warn: Callable[[str], None] = warnings.warn  # is told how many questions a file cannot ask
 
     @functools.cached_property
     def haystack(self) -> haystack.Haystack:
@@ -87,11 +89,18 @@ class SuiteSources:
 
     @functools.cached_property
     def _hotpotqa(self) -> Corpus:
-        return hotpotqa.read(self.hotpotqa)
+        return self._told(hotpotqa.read(self.hotpotqa), self.hotpotqa)
 
     @functools.cached_property
     def _squad(self) -> Corpus:
-        return squad.read(self.squad)
+        return self._told(squad.read(self.squad), self.squad)
+
+    def _told(self, corpus: Corpus, path: str) -> Corpus:
+        for why, count in corpus.dropped.items():
+            if count:
+                total = count + len(corpus.questions)
+                self.warn(f"left out: {count:,} of {total:,} questions of {path}: {why}")
+        return corpus
 
     def corpus(self, suite: str, name: str, seed: int) -> Corpus:
         """Returns the questions of a task of `ruler` or `ruler-qa`.
@@ -133,30 +142,29 @@ def names(suite: str, wanted: Sequence[str], sources: SuiteSources) -> tuple[str
 
 
 def make(
-    suite: str, name: str, length: int, numbers: Iterable[int], seed: int, sources: SuiteSources
-) -> Iterator[Task]:
-    """Makes the samples `numbers` of a task, documents of `length` tokens or up to 2% fewer.
+    suite: str, names: Sequence[str], length: int, numbers: Iterable[int], seed: int,
+    sources: SuiteSources,
+) -> Iterator[Task]:  # fmt: skip
+    """Makes the samples `numbers` of tasks, documents of `length` tokens or up to 2% fewer.
 
-    Raises Unreachable where the task cannot have the length, and ValueError where there are
+    Raises Unreachable where a task cannot have the length, and ValueError where there are
     too few questions.
     """
-    if suite == "stories":
-        members = [(name, _sample_seed(seed, f"{suite}/{name}", number)) for number in numbers]
-        yield from _stories(members, length, seed, sources)
+    members = [
+        (name, number, _sample_seed(seed, f"{suite}/{name}", number))
+        for number in numbers
+        for name in names
+    ]
+    if suite == "stories":  # documents tell of all kinds
+        told = [(name, own) for name, _, own in members]
+        yield from stories.make_samples(told, seed, length, sources.haystack, sources.count)
         return
-    for number in numbers:
-        own = _sample_seed(seed, f"{suite}/{name}", number)
+    for name, number, own in members:
         if suite in _MAKERS and name not in RULER_QA:
             yield _MAKERS[suite](name, own, length, sources.haystack, sources.count)
         else:
-            yield questions.make_task(
-                sources.corpus(suite, name, seed),
-                number,
-                own,
-                length,
-                sources.count,
-                f"{suite}/{name}",
-            )
+            corpus, source = sources.corpus(suite, name, seed), f"{suite}/{name}"
+            yield questions.make_task(corpus, number, own, length, sources.count, source)
 
 
 def by_length(
@@ -176,13 +184,11 @@ def by_length(
     """
     made: dict[int, list[Task]] = {}
     left_out: list[Unreachable] = []
-    together: Iterable[Sequence[str]] = [(name,) for name in wanted]
-    if suite == "stories":  # documents tell of all kinds
-        together = [wanted]
+    together = [wanted] if suite == "stories" else [(name,) for name in wanted]
     for length, names in itertools.product(lengths, together):
         tasks = []
         try:
-            for task in _make(suite, names, length, range(samples), seed, sources):
+            for task in make(suite, names, length, range(samples), seed, sources):
                 tasks.append(task)
                 on_task(task)
         except Unreachable as problem:
@@ -192,25 +198,6 @@ def by_length(
     if left_out and not made:
         raise left_out[0]
     return made, left_out
-
-
-def _make(
-    suite: str, names: Sequence[str], length: int, numbers: range, seed: int, sources: SuiteSources
-) -> Iterator[Task]:
-    if suite != "stories":
-        return make(suite, names[0], length, numbers, seed, sources)
-    members = [
-        (name, _sample_seed(seed, f"{suite}/{name}", number))
-        for number in numbers
-        for name in names
-    ]
-    return _stories(members, length, seed, sources)
-
-
-def _stories(
-    members: Sequence[stories.Member], length: int, seed: int, sources: SuiteSources
-) -> Iterator[Task]:
-    return stories.make_samples(members, seed, length, sources.haystack, sources.count)
 
 
 def make_of_paragraphs(

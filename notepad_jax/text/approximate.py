@@ -69,10 +69,8 @@ class ApproximateTokenizer:
     stop_ids: tuple[int, ...] = (STOP,)
     controls: Mapping[str, int] = {}
 
-    def __init__(self, max_pieces: int = MAX_PIECES) -> None:
-        if not 0 <= max_pieces <= MAX_PIECES:
-            raise ValueError(f"max_pieces is {max_pieces}; it must be in 0..{MAX_PIECES}")
-        self._ids = _Table(max_pieces)
+    def __init__(self) -> None:
+        self._ids = _Table(MAX_PIECES)
 
     def encode(self, text: str) -> Tokens:
         """Returns the ids of the text's pieces, int32 [n]."""

@@ -76,10 +76,10 @@ class Template:
         that the tokenizer does not have.
         """
         path = find(path)
-        sections, stop_ids = _split(path), tokenizer.stop_ids
-        if frame is not None and sections["chat"] != NO_CHAT:
-            sections, stop_ids = {**sections, "chat": frame.chat}, frame.stop_ids
         try:
+            sections, stop_ids = _split(path), tokenizer.stop_ids
+            if frame is not None and sections["chat"] != NO_CHAT:
+                sections, stop_ids = {**sections, "chat": frame.chat}, frame.stop_ids
             return cls(
                 name=path.stem,
                 update=_parse(sections, "update", {"question", "chunk", "memory"}, tokenizer),
@@ -96,6 +96,8 @@ class Template:
                     for name in ("exit", "end", "again")
                 },
             )
+        except UnicodeDecodeError:
+            raise ValueError(f"template {path} is no UTF-8 text; write it as such") from None
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error
 
@@ -209,19 +211,20 @@ def find(path: str | pathlib.Path) -> pathlib.Path:
 
 def _split(path: pathlib.Path) -> Mapping[str, str]:
     """Returns section -> text, without the blank lines around it."""
-    parts = _HEADER.split(path.read_text(encoding="utf-8"))[1:]
+    text = path.read_text(encoding="utf-8-sig")  # as editors of Windows write it
+    parts = _HEADER.split(text)[1:]
     sections: dict[str, str] = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name not in (*_SECTIONS, *_IF_WANTED) or name in sections:
             known = ", ".join((*_SECTIONS, *_IF_WANTED))
             problem = "twice" if name in sections else f"unknown; sections are {known}"
-            raise ValueError(f"template {path}: section [{name}] is {problem}")
+            raise ValueError(f"section [{name}] is {problem}")
         text = body.strip("\n")
         bare = re.sub(r"(\\n)+\Z", "", text)
         sections[name] = bare + "\n" * ((len(text) - len(bare)) // 2)
     missing = [name for name in _SECTIONS if name not in sections]
     if missing:
-        raise ValueError(f"template {path}: section [{missing[0]}] is missing")
+        raise ValueError(f"section [{missing[0]}] is missing")
     return {"chat": NO_CHAT} | sections
 
 

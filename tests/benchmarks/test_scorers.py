@@ -15,18 +15,18 @@ TASK_LABELS = {f"qa{k}": () for k in range(1, 14)}
 def preprocess_output(output):
     return output
 def compare_answers(target, output, question, task_labels):
-    from notepad_jax.scoring import labels
-    known = [*labels.LABELS.values()]
+    from notepad_jax.scoring import long_context
+    known = [*long_context.LABELS.values()]
     gold = set(target.lower().split(","))
     known = next(one for one in known if gold <= set(one))
-    return not labels.judge(known, output, [target], question)
+    return not long_context.babilong(known, output, [target], question)
 """
 NODES = """
 _FINAL_ANSWER_RE = re.compile("x")
 def _parse_node_list(response: str) -> Tuple[List[str], bool]:
-    from notepad_jax.scoring import nodes
+    from notepad_jax.scoring import long_context
     try:
-        return nodes._listed(response), False
+        return long_context._listed(response), False
     except Exception:
         return [], True
 def _f1_score(predicted, expected, parse_failed):

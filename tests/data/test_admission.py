@@ -106,6 +106,16 @@ def test_a_key_that_stands_twice_in_a_row_leaves_it_out(tmp_path, form, key):
     assert f"two columns '{key}'; keep one" in found.left_out[0].first
 
 
+@pytest.mark.parametrize("form", ("jsonl", "json"))
+def test_a_key_of_the_same_name_in_another_object_is_not_the_text(tmp_path, form):
+    """Written by hand, before the text: the row was left out as one without a text."""
+    inside = {"": "", "a": [{"document": "k{"}, ["}"]], "metadata": {"context": 'q"'}, "b": {}}
+    rows = [{"extra": inside, **row(1)}, {"extra": {"context": "k"}, **row(2)}]
+    tasks = [task for task, _ in formats.read_any(write(tmp_path / f"t.{form}", rows))]
+    assert ["".join(task.document.pieces()) for task in tasks] == ["text 1", "text 2"]
+    assert [task.extra for task in tasks] == [inside, {"context": "k"}]
+
+
 def test_rows_of_rulers_scripts_and_of_published_agents_are_judged_alike(tmp_path):
     good = {"index": 0, "input": "text\nwhat?", "outputs": ["x"], "length": 9}
     path = tmp_path / "vt" / "validation.jsonl"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from notepad_jax.data import datasets, files
+from notepad_jax.data import datasets, files, formats
 from notepad_jax.types import Task, TextDocument
 
 ROWS = [
@@ -72,6 +72,21 @@ def test_keys_below_a_column_may_be_called_as_the_text_is(tmp_path):
     one, two = read(tmp_path / "dataset.jsonl")
     assert one.extra == {"passages": [{"document": "one"}, {"context": "two"}]}
     assert "".join(two.document.pieces()) == 'ann said "document": "x"'
+
+
+def test_further_columns_are_no_sign_of_another_data_set(tmp_path):
+    """`load_dataset("hotpot_qa")` with a text beside it was told to be made into tasks first."""
+    for name in (
+        "supporting_facts", "paragraphs", "answer_start", "reward_model", "haystack_dates",
+        "hypothesis", "ideal_response", "input",
+    ):  # fmt: skip
+        path = tmp_path / name / "dataset.jsonl"
+        datasets.write([ROWS[0] | {name: ["x"]}], path)
+        ((task, _),) = formats.read_any(path)
+        assert task.extra == {name: ["x"]}
+        (tmp_path / "hand.jsonl").write_text(json.dumps(ROWS[0] | {name: ["x"]}))
+        ((task, _),) = formats.read_any(tmp_path / "hand.jsonl")
+        assert "".join(task.document.pieces()) == "ann and bob"
 
 
 def test_tasks_are_rows_too(tmp_path):

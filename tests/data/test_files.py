@@ -48,7 +48,7 @@ def without_document(task: Task) -> Task:
     FILLED,
     st.lists(TEXTS, max_size=4).filter(lambda pieces: "".join(pieces).strip()),
     st.lists(FILLED, min_size=1, max_size=3),
-    st.lists(st.tuples(TEXTS, st.floats(0, 1, exclude_max=True)), max_size=2),
+    st.lists(st.tuples(FILLED, st.floats(0, 1, exclude_max=True)), max_size=2),
     st.integers(0, 2**40),
 )
 @pytest.mark.parametrize("kind", ["jsonl", "array_record"])
@@ -172,6 +172,7 @@ BAD_ROWS = [
     (row(length=True), "'length' must be a number of tokens"),
     (row(evidence=[["x", 1.0]]), "'evidence' must be a list of"),
     (row(evidence=[["x"]]), "'evidence' must be a list of"),
+    (row(evidence=[["x", 0.1], [" ", 0.1]]), "has evidence without a word; give the words"),
     (row(evidence={"x": 0}), "'evidence' must be a list of"),
     (row(note_script=[["x"]]), "'note_script' must be a list of"),
     (row(note_script=[["x", 1]]), "'note_script' must be a list of"),
@@ -208,7 +209,7 @@ GOOD = json.dumps(row()).encode()
         (GOOD + b"\n" + GOOD, "row 2 has the id 'a' of row 1"),
         (GOOD[:-1] + b', "id": "b"}', "row 1 has two columns 'id'"),
         (GOOD[:-1] + b', "document": "again"}', "row 1 has two columns 'document'"),
-        (b'{"a": {"document": "nested"}}', "row 1 has no text under 'document'"),
+        (b'{"a": {"document": "nested"}}', "row 1 has no column 'document' or 'context'; it has a"),
         (b"[1, 2]", "row 1 is list, not an object"),
         (b"[" * 100_000, "row 1 is not JSON: nested too deeply"),
         (b"", "has no tasks"),

@@ -80,53 +80,27 @@ def test_a_foreign_state_is_refused_by_name():
     for other, name in (
         (of_files(mix(a=4, b=4), 6), "seed = 5 and the run has 6"),
         (of_files(mix(a=4, b=4), 5, {"a": 2}), "weights"),
-        (of_files(mix(a=4, b=4), 5, shard_index=1, shard_count=2), "shard_index = 0"),
     ):
         with pytest.raises(ValueError, match=f"saved with {name}"):
             other.check(saved)
-
-
-# ---------------------------------------------------------------- shards
-
-
-@pytest.mark.parametrize("hosts", [1, 2, 3])
-def test_shards_are_disjoint_and_together_complete(hosts):
-    sources = mix(a=7, b=6)
-    seen: list[str] = []
-    for host in range(hosts):
-        records = of_files(sources, 3, shard_index=host, shard_count=hosts)
-        own = {name: len(range(host, len(tasks), hosts)) for name, tasks in sources.tasks.items()}
-        drawn = draw(records, 2 * max(own.values()))
-        for name, count in own.items():  # this host's round of each source
-            seen += [task for task in drawn if task[0] == name][:count]
-    assert sorted(seen) == sorted(task.id for tasks in sources.tasks.values() for task, _ in tasks)
-
-
-def test_all_shards_draw_from_the_same_source_at_the_same_step():
-    sources, weights = mix(a=8, b=8), {"a": 3}
-    drawn = [draw(of_files(sources, 0, weights, host, 2), 40) for host in range(2)]
-    assert [name[0] for name in drawn[0]] == [name[0] for name in drawn[1]]
-    assert not set(drawn[0]) & set(drawn[1])
 
 
 # ---------------------------------------------------------------- settings and files
 
 
 @pytest.mark.parametrize(
-    "sources, weights, shards, message",
+    "sources, weights, message",
     [
-        (mix(a=2), {"z": 1}, (0, 1), "no source 'z' to weigh; there are a"),
-        (mix(a=2), {"a": -1}, (0, 1), "the weight of 'a' is -1"),
-        (mix(a=2), {"a": float("nan")}, (0, 1), "the weight of 'a' is nan"),
-        (mix(a=2), {"a": 0}, (0, 1), "no source to draw from"),
-        (stored({}), {}, (0, 1), "no source to draw from"),
-        (mix(a=2, b=9), {}, (0, 3), "2 tasks of 'a' cannot be split over 3 shards"),
-        (mix(a=2), {}, (2, 2), "shard 2 of 2"),
+        (mix(a=2), {"z": 1}, "no source 'z' to weigh; there are a"),
+        (mix(a=2), {"a": -1}, "the weight of 'a' is -1"),
+        (mix(a=2), {"a": float("nan")}, "the weight of 'a' is nan"),
+        (mix(a=2), {"a": 0}, "no source to draw from"),
+        (stored({}), {}, "no source to draw from"),
     ],
 )
-def test_settings_are_checked(sources, weights, shards, message):
+def test_settings_are_checked(sources, weights, message):
     with pytest.raises(ValueError, match=message):
-        of_files(sources, 0, weights, *shards)
+        of_files(sources, 0, weights)
     with pytest.raises(ValueError, match="the data seed is -1"):
         of_files(mix(a=2), -1)
 

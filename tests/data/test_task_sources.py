@@ -44,11 +44,11 @@ def opened(*paths):
     return by_source(paths, SilentScreen())
 
 
-def stream(*paths, seed=3, limit=None, weights=None, **shard):
+def stream(*paths, seed=3, limit=None, weights=None):
     sources = opened(*paths)
     if limit is not None:
         sources, _ = without_long_questions(sources, words, limit, weights or {}, SilentScreen())
-    return of_files(sources, seed, weights, **shard)
+    return of_files(sources, seed, weights)
 
 
 def saved(records):

@@ -9,7 +9,7 @@ import pytest
 from notepad_jax.eval.measure import REPORTED, measure
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.rollout import rewards
-from notepad_jax.scoring import labels, metrics
+from notepad_jax.scoring import long_context, metrics
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import CompleterFailed, Evidence, Finish, Reading, Status, TurnKind
 from tests import fakes
@@ -76,9 +76,9 @@ def test_an_item_may_have_a_shorter_answer_than_the_reader_allows_and_no_longer_
 
 
 def test_a_metric_that_looks_at_the_question_is_shown_it(monkeypatch):
-    judge = functools.partial(labels.judge, ("ann", "red"))
+    judge = functools.partial(long_context.babilong, ("ann", "red"))
     monkeypatch.setitem(metrics._JUDGES, "named", judge)
-    monkeypatch.setitem(labels.METRICS, "named", judge)
+    monkeypatch.setitem(long_context.BABILONG, "named", judge)
     said = fakes.tokenizer().encode("code of ann is red").tolist()
     completer = fakes.Scripted(lambda asked, sampling: [*said, 2])
     for question, correct in (("code of ann ?", 1.0), ("code of bob ?", 0.0)):
@@ -178,8 +178,11 @@ def test_a_completer_that_is_broken_ends_the_measurement():
 def test_mistakes_are_named_before_anything_is_read():
     with pytest.raises(ValueError, match="two tasks of length 4 are called 'a'"):
         read(items(task("a", "red"), task("a", "red")), fakes.empty())
-    with pytest.raises(ValueError, match="no method 'guess'; use one of notepad, full-context"):
-        read(items(task("a", "red"), method="guess"), fakes.empty())
+
+
+def test_evidence_without_words_is_named_with_its_task():
+    with pytest.raises(ValueError, match="task 'a': the evidence at place 0.5 has no text"):
+        read(items(task("a", "red", evidence=(Evidence(" ", 0.5),))), fakes.empty())
 
 
 def test_a_question_that_is_too_long_is_named():

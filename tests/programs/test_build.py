@@ -52,6 +52,21 @@ def test_a_task_that_does_not_fit_a_length_does_not_stop_the_others(tmp_path, ca
     assert json.loads(capsys.readouterr().out)["written"] == 0
 
 
+def test_questions_that_a_corpus_cannot_ask_are_said(tmp_path, capsys):
+    """Nine of ten of the fullwiki kind were left out without a word."""
+    context = [["Press", ["It was founded by Nora Lind."]], ["Heron", ["Herons wade."]]]
+    rows = [
+        {"_id": f"q{k}", "question": "Who?", "answer": "Nora Lind", "context": context,
+         "supporting_facts": [["Press" if k == 1 else "Elsewhere", 0]]}
+        for k in range(3)
+    ]  # fmt: skip
+    (path := tmp_path / "hot.json").write_text(json.dumps(rows))
+    words = "build", "ruler-qa", "--hotpotqa", str(path), "--samples", "1", "--paragraphs", "2"
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    said = f"left out: 2 of 3 questions of {path}: gold paragraph missing"
+    assert said in capsys.readouterr().err
+
+
 def test_a_stopped_build_goes_on_to_the_same_bytes(tmp_path, capsys):
     run(tmp_path / "whole", "--tasks", "vt,qa_2")
     run(tmp_path / "parts", "--tasks", "vt")

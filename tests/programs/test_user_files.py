@@ -95,6 +95,20 @@ def test_twenty_rows_by_hand_are_twenty_answers_without_any_option(tmp_path):
     assert sum(summary["n"] for summary in report["by_length"]) == QUESTIONS
 
 
+def test_a_question_over_the_limit_is_left_out_and_said(tmp_path):
+    """One of five hundred ended the evaluation of all; training leaves such rows out, too."""
+    path, limit = by_hand(tmp_path / "mine.jsonl"), "--config.reading.max_question=40"
+    long = {"question": "why ? " * 40, "answers": "x", "document": "x"}
+    path.write_text(path.read_text() + json.dumps(long))
+    made, said = run(path, tmp_path / "run", lambda asked: "\\boxed{x}", limit)
+    assert sum(s.n for s in made.by_length) == QUESTIONS
+    (line,) = (line for line in said if line.startswith("left out: "))
+    assert "1 of 21 rows, with a question that is too long; the first is task 'mine" in line
+    path.write_text(json.dumps(long))
+    with pytest.raises(ValueError, match="none of the 1 rows of .* the limit is 40"):
+        run(path, tmp_path / "other", lambda asked: "", limit)
+
+
 def test_the_turns_that_are_counted_are_those_that_were_made(tmp_path):
     """However long a file says that its documents are, and whatever ends a reading."""
     rows = [{"document": "word " * 30 * k, "question": "q", "answers": ["a"], "length": 4096}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notepad_jax.scoring import labels, metrics
+from notepad_jax.scoring import long_context, metrics
 
 WHERE = "Where was the apple before the kitchen?"
 
@@ -49,9 +49,9 @@ def test_thinking_does_not_count():
     assert metrics.score(thought, ["office"], "babilong_places", "plain").value == 1
 
 
-@pytest.mark.parametrize("name", labels.LABELS)
+@pytest.mark.parametrize("name", long_context.LABELS)
 def test_every_label_is_worth_1_alone_and_nothing_beside_another(name):
-    for label in labels.LABELS[name]:
+    for label in long_context.LABELS[name]:
         metrics.check_gold([label], name)
-        for other in {*labels.LABELS[name]} - {label}:
+        for other in {*long_context.LABELS[name]} - {label}:
             assert metrics.METRICS[name](f"{label} {other}", [label]) == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.scoring import labels, metrics, published
+from notepad_jax.scoring import long_context, metrics, published
 from notepad_jax.scoring.extraction import CONTRACTS
 from notepad_jax.scoring.metrics import METRICS, Score
 
@@ -151,7 +151,7 @@ def test_called_directly_a_malformed_answer_is_worth_nothing():
         assert metric("", ["[[1]]"]) == 0.0, name
 
 
-LABELS = {name: [words[-1]] for name, words in labels.LABELS.items()}
+LABELS = {name: [words[-1]] for name, words in long_context.LABELS.items()}
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notepad_jax.scoring import metrics, nodes
+from notepad_jax.scoring import long_context, metrics
 
 AB = ["0a1b2c3d4e", "1111111111"]
 
@@ -18,9 +18,9 @@ AB = ["0a1b2c3d4e", "1111111111"]
         ("Final Answer: [0a1b2c3d4e, 2222222222, 3333333333]", AB, 2 / 5),
         ("Final Answer: [0a1b2c3d4e, 0a1b2c3d4e]", AB, 2 / 3),  # sets
         ("Final Answer: []", AB, 0),
-        ("Final Answer: []", [nodes.EMPTY], 1),
-        ("Final Answer: [ , ]", [nodes.EMPTY], 1),
-        ("Final Answer: [0a1b2c3d4e]", [nodes.EMPTY], 0),
+        ("Final Answer: []", [long_context.EMPTY], 1),
+        ("Final Answer: [ , ]", [long_context.EMPTY], 1),
+        ("Final Answer: [0a1b2c3d4e]", [long_context.EMPTY], 0),
         ("Final Answer: ['0a1b2c3d4e']", AB[:1], 0),  # names as they are written
         ("so Final Answer:[0a1b2c3d4e].", AB[:1], 1),
     ],
@@ -49,4 +49,4 @@ def test_no_list_in_the_last_line_is_malformed(said):
 
 def test_gold_answers_are_said_in_one_line():
     metrics.check_gold(AB, "graphwalks")
-    metrics.check_gold([nodes.EMPTY], "graphwalks")
+    metrics.check_gold([long_context.EMPTY], "graphwalks")

@@ -4,7 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -15,7 +19,7 @@ from notepad_jax.scoring import own, own_calls
 from notepad_jax.scoring.reading_record import MemoryRecord, ReadingRecord, told, understood
 
 REWARDS = """
-import asyncio, math, os, sys, threading, time
+import asyncio, math, os, re, sys, threading, time
 import notepad_jax as nj
 
 def right(reading):
@@ -66,6 +70,14 @@ def few(readings): return [1.0]
 @nj.reward(batch=True)
 def no_list(readings): return 1.0
 
+@nj.reward(seconds=0.3)
+def holds(reading): return re.match("(a+)+$", "a" * 60 + "b")
+
+@nj.reward(seconds=0.01)
+def holds_for_long(reading):
+    return holds(reading)
+
+sys.modules["__main__"].SPARE = 0.5  # CPU seconds, of the worker
 def raises(reading): return {}[reading.answer]
 def lines(reading): raise ValueError("one\\ntwo")
 def leaves(reading): sys.exit(3)
@@ -237,13 +249,44 @@ def test_a_process_that_died_or_hung_is_named_and_the_next_answer_judged(rewards
         with pytest.raises(own.RewardFailed, match=r"rewards_of_mine:dies ended its process \(co"):
             judged(judge, "ann")
     judge = own.named(f"{rewards}:hangs", "tasks.reward")
-    pid = judge._way.pid
+    pid = judge._way._process.popen.pid
     with pytest.raises(own.RewardFailed, match="had not answered after 0.3 s, and was stopped"):
         judged(judge, "ann")
     with pytest.raises(own.RewardFailed, match="had not answered after 0.3 s, and was stopped"):
         judged(judge, "ann")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_function_that_lets_nothing_be_read_is_stopped_however_much_it_is_sent(rewards):
+    """The question that filled the pipe held up the clock, and the run with it, for ever."""
+    judge = own.named(f"{rewards}:holds", "tasks.reward")
+    long = dataclasses.replace(MEMORY, text="a word " * 5000)
+    many, said = [reading(sample=k, memories=[long]) for k in range(8)], []
+
+    def ask():
+        with pytest.raises(own.RewardFailed, match="had not answered after 0.3 s, and was stopped"):
+            asyncio.run(judge.judge(many))
+        said.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60)
+    assert said
+
+
+def test_a_process_that_nobody_can_stop_any_more_ends_itself(rewards):
+    """It ran on at all of a core: the thread that looks for the end never came to run."""
+    command = [sys.executable, str(own.WORKER), f"{rewards}:holds_for_long", os.getcwd()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout.readline()  # it is ready
+        question = json.dumps({"number": 0, "readings": [told(reading())]})
+        worker.stdin.write(question.encode() + b"\n")
+        worker.stdin.flush()
+        try:
+            assert worker.wait(timeout=60) == -signal.SIGVTALRM
+        finally:
+            worker.kill()
 
 
 def test_a_process_ends_with_the_reward_that_it_was_begun_for(rewards):

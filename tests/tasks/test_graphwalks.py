@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from notepad_jax.scoring import metrics, nodes
+from notepad_jax.scoring import long_context, metrics
 from notepad_jax.tasks import draws, graphwalks, haystack, recipe, suites
 from tests import measures
 
@@ -55,7 +55,7 @@ def test_a_search_over_the_text_finds_the_answer(name, length):
     for seed in range(80):
         task = make(name, seed, length)
         found = solve(task.question, text_of(task))
-        assert found == set(task.answers) - {nodes.EMPTY}
+        assert found == set(task.answers) - {long_context.EMPTY}
         said = f"I searched.\nFinal Answer: [{', '.join(sorted(found))}]"
         assert metrics.score(said, task.answers, task.metric, task.contract).value == 1
         assert len(set(task.answers)) == len(task.answers)
@@ -110,7 +110,7 @@ def test_evidence_stands_where_it_is_said_to_stand(name):
         for found in task.evidence:
             near, far = _EDGE.match(text, round(found.place * len(text))).groups()
             assert found.text == (near if name == "parents" else far)
-        assert set(task.answers) - {nodes.EMPTY} <= {found.text for found in task.evidence}
+        assert set(task.answers) - {long_context.EMPTY} <= {found.text for found in task.evidence}
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_searches_have_all_depths_and_some_find_nothing():
     for seed in range(400):
         task = make("bfs", seed, 600)
         depths[re.search(r"at depth (\d)", task.question)[1]] += 1
-        empty += task.answers == (nodes.EMPTY,)
+        empty += task.answers == (long_context.EMPTY,)
     assert scipy.stats.chisquare([depths[d] for d in "1234"]).pvalue > 1e-3
     assert scipy.stats.binomtest(empty, 400, graphwalks.NOTHING_THERE).pvalue > 1e-3
 
@@ -132,7 +132,7 @@ def test_shallow_answers_are_wrong():
         text = text_of(task)
         depth = int(re.search(r"at depth (\d)", task.question)[1])
         levels = [solve(re.sub(r"depth \d", f"depth {d}", task.question), text) for d in range(6)]
-        answer = set(task.answers) - {nodes.EMPTY}
+        answer = set(task.answers) - {long_context.EMPTY}
         assert not answer & set().union(*levels[:depth])
         further += bool(levels[depth + 1])
     assert further > 55

@@ -122,6 +122,9 @@ def test_text_files_are_read_in_the_order_of_their_names(tmp_path):
         '"Yes," he said. fourth stays.',
     )
     assert haystack.text_files([tmp_path / "b.txt", tmp_path / "a.md"]).sentences[-1] == found[0]
+    assert haystack.text_files([f"file://{tmp_path}/a.md"]).sentences == ("First file.",)
+    with pytest.raises(ValueError, match=f"file://{tmp_path}/none.txt is missing"):
+        haystack.text_files([f"file://{tmp_path}/none.txt"])
 
 
 @settings(max_examples=60, deadline=None)

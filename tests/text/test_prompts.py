@@ -149,6 +149,19 @@ def test_faulty_templates_are_explained(tmp_path, change, message):
         Template.load(write(tmp_path, text), fakes.tokenizer())
 
 
+def test_a_template_as_windows_writes_it_and_one_that_is_no_text(tmp_path):
+    text = "".join(f"[{name}]\n{body}\n" for name, body in GOOD.items())
+    marked, plain = tmp_path / "marked" / "t.txt", tmp_path / "t.txt"
+    marked.parent.mkdir()
+    marked.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    plain.write_text(text)
+    digests = {Template.load(path, fakes.tokenizer()).digest for path in (marked, plain)}
+    assert len(digests) == 1
+    plain.write_bytes(b"[update]\n\xff")
+    with pytest.raises(ValueError, match="template .*t.txt is no UTF-8 text; write it as such"):
+        Template.load(plain, fakes.tokenizer())
+
+
 def test_missing_and_doubled_sections_and_files(tmp_path):
     with pytest.raises(ValueError, match="section .answer. is missing"):
         Template.load(write(tmp_path, "[update]\nx"), fakes.tokenizer())

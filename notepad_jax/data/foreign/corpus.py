@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from notepad_jax.data import sources
+from notepad_jax.data.admission import Fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +86,9 @@ def named(words: str, question: str) -> bool:
 
 
 def text_of(row: Mapping[str, Any], name: str, where: str) -> str:
-    """Returns the text in a column; ValueError if there is none, or nothing in it."""
+    """Returns the text in a column; Fault if there is none, or nothing in it."""
     if name not in row:
-        raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
+        raise Fault(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
     if not isinstance(row[name], str) or not row[name].strip():
-        raise ValueError(f"{where}: {name!r} must be a text, it is {row[name]!r:.80}")
+        raise Fault(f"{where}: {name!r} must be a text, it is {row[name]!r:.80}")
     return row[name]

@@ -67,10 +67,10 @@ _TASK = re.compile(r"t(\d+\.\d+)\b")
 def read(path: str | Path, on_fault: OnFault = admission.refuse) -> Iterator[Task]:
     """Yields the tasks of a .jsonl, .json or .parquet file, one row in memory at a time.
 
-    `on_fault` is told of rows with a missing column, an unknown reward, no gold answer, an empty
-    document. Raises ValueError naming file and row for a file cut short.
+    `on_fault` is told of rows with a column that is missing or stands twice, an unknown reward, no
+    gold answer, an empty document. Raises ValueError naming file and row for a file cut short.
     """
-    for number, row in tables.rows(path):
+    for number, row in tables.rows(path, on_fault):
         stem = Path(str(path)).stem
         try:
             task = task_of(row, f"golongrl-{stem}-{number}", f"{path} row {number}")

@@ -6,7 +6,8 @@ The form is that of `data.json` and of the Hugging Face hub's rows, as the READM
 `context`. Published scores are shares of right letters, over all, by difficulty and by length: the
 first is the task's source here (`longbench_v2/hard`), and the length is counted in tokens. The
 letter is found by `choice`, which reads more ways of saying it than the published pattern
-(`published_choice`). The text itself has been left in its file. Below: rows. Above: formats.
+(`published_choice`). The text itself has been left in its file. Below: rows and corpus. Above:
+formats.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from notepad_jax.data import sources
 from notepad_jax.data.admission import NO_GOLD, Fault
+from notepad_jax.data.foreign.corpus import text_of
 from notepad_jax.data.rows import CONTRACT, Pair, Row
 from notepad_jax.types import Task
 
@@ -33,10 +34,12 @@ def matches(columns: Mapping[str, Any]) -> bool:
 def task_of(row: Row, where: str, name: str) -> Pair:
     """Makes the task of a row, `name` if it has no `_id`; Fault saying what is wrong with it."""
     columns = row.columns
-    choices = [f"({letter}) {_text(columns, f'choice_{letter}', where)}" for letter in LETTERS]
+    choices = [
+        f"({letter}) {text_of(columns, f'choice_{letter}', where).strip()}" for letter in LETTERS
+    ]
     task = Task(
         id=str(columns.get("_id") or name),
-        question="\n".join([_text(columns, "question", where), *choices, HOW]),
+        question="\n".join([text_of(columns, "question", where).strip(), *choices, HOW]),
         document=row.document,
         answers=(_answer(columns, where),),
         source=f"longbench_v2/{columns.get('difficulty') or 'unknown'}",
@@ -52,12 +55,3 @@ def _answer(columns: Mapping[str, Any], where: str) -> str:
     if not isinstance(answer, str) or answer.strip() not in [*LETTERS]:
         raise Fault(f"{where}: 'answer' must be one of A, B, C, D, it is {answer!r:.80}", NO_GOLD)
     return answer.strip()
-
-
-def _text(columns: Mapping[str, Any], name: str, where: str) -> str:
-    found = columns.get(name)
-    if name not in columns:
-        raise Fault(f"{where} has no column {name!r}; it has {sources.columns_of(dict(columns))}")
-    if not isinstance(found, str) or not found.strip():
-        raise Fault(f"{where}: {name!r} must be a text, it is {found!r:.80}")
-    return found.strip()

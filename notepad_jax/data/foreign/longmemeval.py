@@ -59,9 +59,10 @@ def read(
     return rows.pairs(path, name or Path(str(path)).name, found, _tasks_of, on_fault)
 
 
-def _rows(path: str | Path, on_block: sources.OnBlock | None) -> Iterator[Row]:
+def _rows(path: str | Path, on_block: sources.OnBlock | None) -> Iterator[Row | Fault]:
     for number, start, stop, row in tables.spans(path, on_block):
-        yield Row(number, row, SessionsDocument(str(path), start, stop))
+        document = SessionsDocument(str(path), start, stop)
+        yield row if isinstance(row, Fault) else Row(number, row, document)
 
 
 def _tasks_of(row: Row, where: str, name: str) -> list[Pair]:

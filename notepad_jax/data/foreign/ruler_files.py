@@ -7,7 +7,7 @@ and its one-shot examples stay where they were; the question is the line without
 "Question:". Older files end that line with the first words of the answer, newer ones keep
 them apart as `answer_prefix`; they are joined, so both give the same task. The scores are
 RULER's: all gold strings wanted (`ruler_all`), for qa tasks any one (`ruler_part`).
-Below: sources. Above: formats.
+Below: rows and sources. Above: formats.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from notepad_jax.data import admission, rows, sources
 from notepad_jax.data.admission import NO_GOLD, NO_QUESTION, NO_TEXT, Fault, OnFault
+from notepad_jax.data.rows import Pair, Row
 from notepad_jax.types import Task
 
 FAMILIES = ("niah", "vt", "cwe", "fwe", "qa")
@@ -31,54 +32,48 @@ _QUESTION = re.compile(r"question:\s*", re.IGNORECASE)
 
 
 def read(
-    path: str | Path,
-    source: str = "",
-    length: int = 0,
-    on_block: sources.OnBlock | None = None,
-    name: str = "",
+    path: str | Path, on_block: sources.OnBlock | None = None, name: str = "",
     on_fault: OnFault = admission.refuse,
-) -> list[tuple[Task, int]]:
+) -> list[Pair]:  # fmt: skip
     """Returns the tasks of a file with their lengths in tokens, in the file's order.
 
-    `source` ("ruler/niah_single_1") and `length` are told by the path if not given: RULER
-    writes .../8192/data/niah_single_1/validation.jsonl. Where no folder names a length it is
-    the row's own. A task is known by its row, `name`:NUMBER (`source`-`length` if not given),
-    for RULER's `index` repeats: `niah.py` writes the place of the answer there. Texts are not
-    kept: a document reads its row again. `on_fault` is told of rows with a missing column, a
-    wrong type, an empty input or no outputs. Raises ValueError for a file without another row.
+    Source ("ruler/niah_single_1") and length are told by the path: RULER writes
+    .../8192/data/niah_single_1/validation.jsonl. Where no folder names a length it is the row's
+    own. A task is known by its row, `name`:NUMBER (source and length if not given), for RULER's
+    `index` repeats: `niah.py` writes the place of the answer there. Texts are not kept: a document
+    reads its row again. `on_fault` is told of rows with a missing column, a wrong type, an empty
+    input or no outputs. Raises ValueError for a file without another row.
     """
-    source = source or f"ruler/{_task_name(path)}"
-    metric = "ruler_part" if source.rpartition("/")[2].startswith("qa") else "ruler_all"
-    folder = _length_of(path)
-    tasks: list[tuple[Task, int]] = []
-    left_out, first_fault = 0, None
+    return rows.pairs(path, name, _rows(path, on_block), _tasks_of, on_fault)
+
+
+def _rows(path: str | Path, on_block: sources.OnBlock | None) -> Iterator[Row | Fault]:
     for number, start, line in sources.open_lines(path, LONGEST_ROW, on_block):
-        if not line.strip():
-            continue
-        where = f"{path} row {number}"
-        try:
-            row = _checked(sources.parse(line, path, number, start), where)
-            _, question = split(row["input"], where)
-        except Fault as fault:
-            fault.place = len(tasks) + left_out
-            on_fault(fault)
-            left_out, first_fault = left_out + 1, first_fault or fault
-            continue
-        prefix = str(row.get("answer_prefix") or "").strip()
-        # A folder of another number, such as a year, is no length.
-        aimed = length or max(folder, row["length"])
-        task = Task(
-            id=f"{name or f'{source}-{aimed}'}:{number}",
-            question=f"{question} {prefix}".strip(),
-            document=RulerDocument(str(path), number, start, start + len(line)),
-            answers=tuple(row["outputs"]),
-            source=source,
-            metric=metric,
-        )
-        tasks.append((task, aimed))
-    if not tasks:
-        raise rows.nothing_left(path, left_out, first_fault)
-    return tasks
+        if line.strip():
+            document = RulerDocument(str(path), number, start, start + len(line))
+            try:
+                yield Row(number, sources.parse(line, path, number, start), document)
+            except Fault as fault:
+                yield fault
+
+
+def _tasks_of(row: Row, where: str, name: str) -> list[Pair]:
+    path = row.document.path
+    source = f"ruler/{_task_name(path)}"
+    columns = _checked(row.columns, where)
+    _, question = split(columns["input"], where)
+    prefix = str(columns.get("answer_prefix") or "").strip()
+    # A folder of another number, such as a year, is no length.
+    aimed = max(_length_of(path), columns["length"])
+    task = Task(
+        id=f"{source}-{aimed}{name}" if name.startswith(":") else name,
+        question=f"{question} {prefix}".strip(),
+        document=row.document,
+        answers=tuple(columns["outputs"]),
+        source=source,
+        metric="ruler_part" if source.startswith("ruler/qa") else "ruler_all",
+    )
+    return [(task, aimed)]
 
 
 @dataclasses.dataclass(frozen=True)

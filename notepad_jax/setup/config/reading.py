@@ -32,8 +32,8 @@ class ReadingKeys:
     )
     max_question: int = key(
         "tokens",
-        "a longer question is refused, with both numbers; of `tasks.files`, it is left out and "
-        "counted",
+        "a longer question is refused, with both numbers; of `tasks.files` and of a suite that is "
+        "a file, it is left out and counted",
     )
     chunk_size: int = key(
         "tokens",

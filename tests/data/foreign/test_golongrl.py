@@ -159,6 +159,19 @@ def test_jsonl_and_parquet_give_the_same_tasks_and_can_be_written(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_a_column_that_stands_twice_leaves_its_row_out(tmp_path, form):
+    good = json.dumps(row())
+    rows = [good, good.replace('"ground_truth"', '"ground_truth": "y", "ground_truth"'), good]
+    path, told = tmp_path / f"g.{form}", []
+    path.write_text("\n".join(rows) if form == "jsonl" else f"[{', '.join(rows)}]")
+    tasks = golongrl.read(path, told.append)
+    assert [task.id for task in tasks] == ["golongrl-g-1", "golongrl-g-3"]
+    assert [str(fault) for fault in told] == [
+        f"{path} row 2 has two columns 'ground_truth'; keep one"
+    ]
+
+
 def without(name: str) -> dict:
     return {key: value for key, value in row().items() if key != name}
 

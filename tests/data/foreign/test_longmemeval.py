@@ -5,7 +5,7 @@ import json
 import pytest
 
 from notepad_jax.data import formats, sources
-from notepad_jax.data.foreign import judged
+from notepad_jax.setup.eval_jobs import judged_by_a_model
 
 DATES = ["2023/05/21 (Sun) 10:00", "2023/05/20 (Sat) 02:21"]
 SESSIONS = [
@@ -60,9 +60,9 @@ def test_what_only_a_model_can_judge_is_a_source_of_its_own_and_said(tmp_path):
         ("longmemeval/abstention", "rouge_l"),
         ("longmemeval/single-session-preference", "rouge_l"),
     ]
-    (line,) = judged.notes((task.source, task.metric) for task in tasks)
+    (line,) = judged_by_a_model((task.source, task.metric) for task in tasks)
     assert line.startswith("LongMemEval is judged by a model as published, and here by rouge_l")
-    assert judged.notes([("ruler/vt", "ruler_all")]) == []
+    assert judged_by_a_model([("ruler/vt", "ruler_all")]) == []
 
 
 def test_a_file_that_changed_is_named_when_its_text_is_read(tmp_path):
@@ -92,6 +92,17 @@ def test_a_file_cut_short_and_one_of_answers_are_refused_in_one_line(tmp_path):
     said = written(tmp_path / "said.jsonl", [{"question_id": "q1", "hypothesis": "Bergen"}])
     with pytest.raises(ValueError, match="holds answers to LongMemEval's questions; give longm"):
         formats.read_any(said)
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_a_column_that_stands_twice_leaves_its_row_out(tmp_path, form):
+    """It refused a file of lines, and of an array nobody was told: the last one counted."""
+    path = written(tmp_path / f"s.{form}", [row(question_id="q2"), row(), row(question_id="q3")])
+    path.write_text(path.read_text().replace('"q2"', '"q2", "answer": 1', 1))
+    told = []
+    tasks = formats.read_any(path, on_fault=told.append)
+    assert [task.id for task, _ in tasks] == ["s/q1", "s/q3"]
+    assert [str(fault) for fault in told] == [f"{path} row 1 has two columns 'answer'; keep one"]
 
 
 BAD = [

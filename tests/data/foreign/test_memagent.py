@@ -135,7 +135,7 @@ BAD = [
     ("json", measured(answers=[]), "has no gold answer: 'answers' is empty"),
     ("json", measured(answers=[{}]), "'answers' must be a text or texts"),
     ("json", measured(document="x"), "has two texts, 'document' and 'context'; keep one"),
-    ("json", {"a": {"context": "x"}, "input": "q"}, "has no text under 'document'"),
+    ("json", {"a": {"context": "x"}, "input": "q"}, "'document' or 'context'; it has a, input"),
 ]
 
 
@@ -160,8 +160,11 @@ def test_other_data_sets_are_refused_with_the_way_to_convert_them(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(squad))
     (tmp_path / "t.json").write_text(json.dumps([{"_id": "1", "supporting_facts": []}]))
     written(tmp_path / "t.parquet", [trained(context=...)])
+    answered = {"text": ["a"], "answer_start": [0]}
+    written(tmp_path / "hub.parquet", [squad | {"answers": answered}])
     for name, whose, option in (
         ("t.jsonl", "SQuAD", "ruler-qa --squad"), ("t.json", "HotpotQA", "ruler-qa --hotpotqa"),
+        ("hub.parquet", "SQuAD", "ruler-qa --squad"),
         ("t.parquet", "GoLongRL", "golongrl --rows"),
     ):  # fmt: skip
         with pytest.raises(
