@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, build_parser, named
+from notepad_jax.commands.parser import (
+    BY_SUITE,
+    NobodyReads,
+    PrintedFailure,
+    build_parser,
+    named,
+    show,
+)
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
@@ -104,15 +111,13 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
             except PrintedFailure as error:
                 result, text, refused = error.result, error.text, error
         if hosts.first() and not (arguments.json and result is None):  # it has printed its lines
-            _print(
-                json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text)
-            )
+            show(json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text))
         if refused:
             raise refused
     except stopping.Stopped as stop:
         complain(f"{stop}{again(arguments, folder)}")
         return stop.exit_code
-    except BrokenPipeError:
+    except NobodyReads:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
         said = " ".join(str(error).splitlines())
@@ -124,8 +129,9 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
 
 
 def complain(said: str) -> None:
-    """Prints a message to standard error, in a line of its own."""
-    print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
+    """Prints a message to standard error, in a line of its own; to nobody where none reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
 
 
 def ended(number: int, said: str) -> None:
@@ -167,15 +173,6 @@ def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     options = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_usage())
     near = near or nearest(said, options)
     return f"; did you mean {near}?" if near else ""
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError:  # the reader is gone, or the disk full; Python would try again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
 
 
 def again(arguments: argparse.Namespace, folder: Path | None) -> str:
