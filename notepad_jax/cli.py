@@ -249,9 +249,14 @@ def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> Non
     said, served = vars(arguments), config.by_endpoint
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
-    of_servers = [f"--{name}" for name in ("model", "tokenizer") if said.get(name)]
-    if of_servers and not served and arguments.command in ("ask", "eval"):
-        raise ValueError(f"{of_servers[0]} is of --endpoint; say that, too, or leave it out")
+    needs = {} if served else dict.fromkeys(("model", "tokenizer"), "--endpoint")
+    if arguments.command == "build":  # which counts by the tokenizer, whoever reads
+        needs.pop("tokenizer", None)
+        if not arguments.drop_known:
+            needs = dict.fromkeys(("policy", "endpoint", "model"), "--drop-known")
+    for option, whose in needs.items():
+        if said.get(option) and arguments.command in ("ask", "eval", "build"):
+            raise ValueError(f"--{option} is of {whose}; say that, too, or leave it out")
 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:

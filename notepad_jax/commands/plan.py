@@ -163,6 +163,8 @@ def _fastest(
     tries = TRIES if arguments.tries is None else arguments.tries
     if arguments.fit:
         raise ValueError("--fastest finds what fits by itself: leave out --fit")
+    if arguments.largest:
+        raise ValueError("--largest is of one setting, and --fastest of many: leave one out")
     if tries < 0:
         raise ValueError(f"--tries is {tries}; use 0 (nothing is compiled) or more")
     if arguments.estimate or aot.missing_compiler():

@@ -65,7 +65,8 @@ def run(
     arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     if arguments.replay is not None:
-        if arguments.resume or config != configuration.load(CONFIG):
+        others = (arguments.resume, arguments.step is not None, arguments.mended, arguments.profile)
+        if any(others) or config != configuration.load(CONFIG):
             raise ValueError(
                 "--replay has the settings of its run, from the first step: name no others"
             )

@@ -71,16 +71,19 @@ class Size:
 
 def run(
     config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
-    drop_known: bool, screen: Screen,
+    drop_known: bool, given: Sequence[str], screen: Screen,
 ) -> Built:  # fmt: skip
-    """Builds what the options of the command ask for; what is refused leaves nothing behind."""
+    """Builds what the options of the command ask for; what is refused leaves nothing behind.
+
+    `given` are those that say how tasks are made, by name.
+    """
     with _begun(folder):
-        return _run(config, folder, form, paragraphs, rows, drop_known, screen)
+        return _run(config, folder, form, paragraphs, rows, drop_known, given, screen)
 
 
 def _run(
     config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
-    drop_known: bool, screen: Screen,
+    drop_known: bool, given: Sequence[str], screen: Screen,
 ) -> Built:  # fmt: skip
     if form not in files.FORMS:
         raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
@@ -88,7 +91,8 @@ def _run(
         raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
     e, converted = config.evaluate, bool(rows) or eval_jobs.is_file(config.evaluate.suite)
     said = {"--lengths": e.lengths, "--samples": e.samples, "--tasks": e.tasks,
-            "--paragraphs": paragraphs, "--drop-known": drop_known}  # fmt: skip
+            "--paragraphs": paragraphs, "--drop-known": drop_known,
+            **dict.fromkeys(given, True)}  # fmt: skip
     if converted and (without := [option for option, value in said.items() if value]):
         raise ValueError(f"rows are converted as they are, all of them: leave out {without[0]}")
     if rows:
@@ -99,9 +103,12 @@ def _run(
         return convert(name, path, _any, folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
+    if paragraphs and "--lengths" in given:
+        raise ValueError("--paragraphs stand in the place of --lengths: leave one out")
     sizes = [Size(length, TOKENS) for length in eval_jobs.lengths_of(config)]
     if paragraphs:
-        sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
+        numbers = dict.fromkeys(map(_whole, paragraphs.split(",")))  # each once
+        sizes = [Size(number, PARAGRAPHS) for number in numbers]
     reader = subjects.named(config, screen) if drop_known else None
     return build(config, folder, form, sizes, reader, screen)
 
