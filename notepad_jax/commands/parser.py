@@ -53,7 +53,7 @@ class NobodyReads(Exception):
 
 
 def show(text: str) -> None:
-    """Prints a result to standard output; raises NobodyReads, or OSError for a disk that is full."""
+    """Prints a result to standard output; raises NobodyReads, or OSError where a disk is full."""
     encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
