@@ -24,17 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.commands.parser import (
-    BY_SUITE,
-    NobodyReads,
-    PrintedFailure,
-    build_parser,
-    named,
-    show,
-)
+from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, Unread, build_parser, named, show
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
-from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
+from notepad_jax.setup import compiled, configuration, policies, process, settings, stopping
 from notepad_jax.setup.config.whole import Config, Starter
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
@@ -46,6 +39,7 @@ from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+READERS = ("eval", "ask", "serve")  # commands whose config suits who reads
 # Options that stand for a config key.
 SHORTHAND = {
     "recipe": "recipe",
@@ -117,7 +111,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
     except stopping.Stopped as stop:
         complain(f"{stop}{again(arguments, folder)}")
         return stop.exit_code
-    except NobodyReads:
+    except Unread:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
         said = " ".join(str(error).splitlines())
@@ -217,27 +211,17 @@ def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """Returns a command's config by name: what --config says, or the one that suits the suite."""
-    if arguments.config or arguments.usual is None:
-        return arguments.config
-    if arguments.command == "ask" and arguments.endpoint:
-        return "ruler"
-    if (
-        arguments.command in ("ask", "serve")
-        and arguments.policy
-        and policies.chats(arguments.policy)
-    ):
-        return "chat"
-    if arguments.usual != BY_SUITE:
-        return arguments.usual
-    known = keys.flat(saved).get("evaluate.suite", eval_jobs.SYNTHETIC)
-    suite = arguments.suite or known
-    elsewhere = suite != eval_jobs.SYNTHETIC or getattr(arguments, "endpoint", None)
-    return "ruler" if elsewhere else "quickstart"
+    if arguments.config or arguments.command not in READERS:
+        return arguments.config or arguments.usual
+    said, suite = vars(arguments), ""
+    if arguments.usual == BY_SUITE:
+        suite = said["suite"] or keys.flat(saved).get("evaluate.suite", settings.SYNTHETIC)
+    return settings.suited(said["policy"], said.get("endpoint"), suite)
 
 
 def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
     """Returns how the policy reads, for `eval`, `ask`, `serve` without --config; {} for others."""
-    if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
+    if arguments.command not in READERS or arguments.config or not config.policy:
         return {}
     if config.by_endpoint:
         return {}
@@ -249,14 +233,10 @@ def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> Non
     said, served = vars(arguments), config.by_endpoint
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
-    needs = {} if served else dict.fromkeys(("model", "tokenizer"), "--endpoint")
-    if arguments.command == "build":  # which counts by the tokenizer, whoever reads
-        needs.pop("tokenizer", None)
-        if not arguments.drop_known:
-            needs = dict.fromkeys(("policy", "endpoint", "model"), "--drop-known")
-    for option, whose in needs.items():
-        if said.get(option) and arguments.command in ("ask", "eval", "build"):
-            raise ValueError(f"--{option} is of {whose}; say that, too, or leave it out")
+    counting = ["tokenizer"] * (arguments.command != "build")  # which counts by it, whoever reads
+    of_servers = [f"--{name}" for name in ("model", *counting) if said.get(name)]
+    if of_servers and not served and arguments.command in ("ask", "eval", "build"):
+        raise ValueError(f"{of_servers[0]} is of --endpoint; say that, too, or leave it out")
 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:

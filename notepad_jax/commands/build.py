@@ -53,11 +53,8 @@ def options(parser: Parser) -> None:
 def run(
     arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    given = [
-        f"--{name}"
-        for name in ("lengths", "seed", "text", "hotpotqa", "squad")
-        if getattr(arguments, name) is not None
-    ]
+    making = ("--lengths", "--seed", "--text", "--hotpotqa", "--squad", *build.READERS)
+    given = [option for option in making if vars(arguments)[option[2:]] is not None]
     made = build.run(
         config, Path(arguments.out), arguments.form, arguments.paragraphs, arguments.rows,
         arguments.drop_known, given, screen,

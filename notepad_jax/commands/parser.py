@@ -48,19 +48,19 @@ class PrintedFailure(ValueError):
         self.result, self.text = result, text
 
 
-class NobodyReads(Exception):
+class Unread(Exception):
     """Standard output is read no further: the command ends there, and all is well."""
 
 
 def show(text: str) -> None:
-    """Prints a result to standard output; raises NobodyReads, or OSError where a disk is full."""
+    """Prints a result to standard output; raises Unread, or OSError where a disk is full."""
     encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as problem:  # Python would try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(problem, BrokenPipeError):
-            raise NobodyReads from None
+            raise Unread from None
         raise
 
 
