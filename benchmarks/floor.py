@@ -63,8 +63,9 @@ def measure(shapes: dict[str, tuple[int, int]], rows: Sequence[int], size: int) 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
+    said = parser.parse_args(argv)
     found = measure(SHAPES, ROWS, BYTES)
-    if parser.parse_args(argv).json:
+    if said.json:
         print(json.dumps(found, indent=2))
         return
     for name, value in found.items():

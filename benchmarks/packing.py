@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 import time
 
 import numpy as np
@@ -58,11 +59,12 @@ def main(argv: list[str] | None = None) -> None:
         micro_batches.split(one.batch, ROWS, ROWS)
         seconds.append(time.process_time() - began)
         packed += one.stats.packed_tokens
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {
         "packed_tokens": packed,
         "cpu_seconds": sum(seconds),
         "cpu_seconds_of_a_batch": float(np.median(seconds)),
-        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "gigabytes": peak / (1e9 if sys.platform == "darwin" else 1e6),
     }
     if said.json:
         print(json.dumps(found))

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, build_parser, named
+from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, Unread, build_parser, named, show
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
-from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
+from notepad_jax.setup import compiled, configuration, policies, process, settings, stopping
 from notepad_jax.setup.config.whole import Config, Starter
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
@@ -39,6 +39,7 @@ from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+READERS = ("eval", "ask", "serve")  # commands whose config suits who reads
 # Options that stand for a config key.
 SHORTHAND = {
     "recipe": "recipe",
@@ -104,15 +105,13 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
             except PrintedFailure as error:
                 result, text, refused = error.result, error.text, error
         if hosts.first() and not (arguments.json and result is None):  # it has printed its lines
-            _print(
-                json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text)
-            )
+            show(json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text))
         if refused:
             raise refused
     except stopping.Stopped as stop:
         complain(f"{stop}{again(arguments, folder)}")
         return stop.exit_code
-    except BrokenPipeError:
+    except Unread:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
         said = " ".join(str(error).splitlines())
@@ -124,8 +123,9 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
 
 
 def complain(said: str) -> None:
-    """Prints a message to standard error, in a line of its own."""
-    print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
+    """Prints a message to standard error, in a line of its own; to nobody where none reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
 
 
 def ended(number: int, said: str) -> None:
@@ -167,15 +167,6 @@ def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     options = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_usage())
     near = near or nearest(said, options)
     return f"; did you mean {near}?" if near else ""
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError:  # the reader is gone, or the disk full; Python would try again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
 
 
 def again(arguments: argparse.Namespace, folder: Path | None) -> str:
@@ -220,27 +211,17 @@ def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """Returns a command's config by name: what --config says, or the one that suits the suite."""
-    if arguments.config or arguments.usual is None:
-        return arguments.config
-    if arguments.command == "ask" and arguments.endpoint:
-        return "ruler"
-    if (
-        arguments.command in ("ask", "serve")
-        and arguments.policy
-        and policies.chats(arguments.policy)
-    ):
-        return "chat"
-    if arguments.usual != BY_SUITE:
-        return arguments.usual
-    known = keys.flat(saved).get("evaluate.suite", eval_jobs.SYNTHETIC)
-    suite = arguments.suite or known
-    elsewhere = suite != eval_jobs.SYNTHETIC or getattr(arguments, "endpoint", None)
-    return "ruler" if elsewhere else "quickstart"
+    if arguments.config or arguments.command not in READERS:
+        return arguments.config or arguments.usual
+    said, suite = vars(arguments), ""
+    if arguments.usual == BY_SUITE:
+        suite = said["suite"] or keys.flat(saved).get("evaluate.suite", settings.SYNTHETIC)
+    return settings.suited(said["policy"], said.get("endpoint"), suite)
 
 
 def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
     """Returns how the policy reads, for `eval`, `ask`, `serve` without --config; {} for others."""
-    if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
+    if arguments.command not in READERS or arguments.config or not config.policy:
         return {}
     if config.by_endpoint:
         return {}
@@ -252,8 +233,9 @@ def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> Non
     said, served = vars(arguments), config.by_endpoint
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
-    of_servers = [f"--{name}" for name in ("model", "tokenizer") if said.get(name)]
-    if of_servers and not served and arguments.command in ("ask", "eval"):
+    counting = ["tokenizer"] * (arguments.command != "build")  # which counts by it, whoever reads
+    of_servers = [f"--{name}" for name in ("model", *counting) if said.get(name)]
+    if of_servers and not served and arguments.command in ("ask", "eval", "build"):
         raise ValueError(f"{of_servers[0]} is of --endpoint; say that, too, or leave it out")
 
 

@@ -9,6 +9,7 @@ Above: scoring.own (rewards), setup.builders (memory rules) and `api`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -30,14 +31,16 @@ _lent: ContextVar[Mapping[str, Function]] = ContextVar("lent", default=MappingPr
 def lending(functions: Sequence[Function]) -> Iterator[list[str]]:
     """A context manager: in its block functions are found under the names it yields, in order.
 
-    Two of one name (lambdas) are told apart by a number. Raises ValueError for what cannot be
-    called.
+    Two of one name (lambdas) are told apart by a number; what its name does not find again, an
+    object or a method of one, always has one. Raises ValueError for what cannot be called.
     """
     here, names = dict(_lent.get()), []
     for function in functions:
         if not callable(function):
             raise ValueError(f"{function!r:.80} is no function; give one that can be called")
         name, number = name_of(function), 2
+        if not _is_named(function):
+            name, number = f"{name}#1", 2
         while name in here and here[name] is not function:
             name, number = f"{name_of(function)}#{number}", number + 1
         here[name] = function
@@ -53,6 +56,12 @@ def name_of(function: Function) -> str:
     """Returns "module:function"; of an object that can be called, its class's."""
     known = function if hasattr(function, "__qualname__") else type(function)
     return f"{known.__module__}:{known.__qualname__}"
+
+
+def _is_named(function: Function) -> bool:
+    """Whether `name_of` is the function's own name: that of no class, and no object's method."""
+    own = getattr(function, "__self__", None)
+    return hasattr(function, "__qualname__") and isinstance(own, type | ModuleType | None)
 
 
 def is_coroutine(function: Function) -> bool:
@@ -113,14 +122,27 @@ def named(name: str, key: str) -> Function:
 def executed(spec: ModuleSpec) -> ModuleType:
     """Returns the module of a user's file; raises whatever the file does."""
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # where its dataclasses look for it
-    spec.loader.exec_module(module)
+    # Where its dataclasses look for it, and, once it is whole, who imports it.
+    ours = sys.modules.setdefault(spec.name, module) is module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if ours:
+            sys.modules.pop(spec.name, None)
+        raise
     return module
+
+
+@functools.cache
+def _of_file(path: Path, changed: int) -> ModuleType:
+    """The module of a file as it was `changed` last: run once, as other modules are."""
+    return executed(importlib.util.spec_from_file_location(path.stem, path))
 
 
 def _module(name: str) -> Any:
     if name.endswith(".py"):
-        return executed(importlib.util.spec_from_file_location(Path(name).stem, name))
+        path = Path(name).absolute()
+        return _of_file(path, path.stat().st_mtime_ns)
     before = list(sys.path)
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -19,7 +19,7 @@ from pallas_kernels.dispatch import (
     using,
 )
 from pallas_kernels.pages import CACHE_DTYPES, Pages, PageTables
-from pallas_kernels.remat import SAVE_ATTENTION
+from pallas_kernels.tiles import SAVE_ATTENTION
 
 __all__ = [
     "BACKENDS",

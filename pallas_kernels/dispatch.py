@@ -105,7 +105,6 @@ def packed_schedule(
     *,
     head_size: int,
     dtype: DTypeLike,
-    max_entries: int | None = None,
     positions_BS: Int[Array, "B S"] | None = None,
     window: int = 0,
 ) -> schedule.Schedule:
@@ -117,7 +116,6 @@ def packed_schedule(
         Every query must see itself; keys before the queries may have any end, 0 hides them.
       queries: T; the queries are the last T of each row's S positions.
       head_size, dtype: of the queries that will come; they choose the block sizes.
-      max_entries: see `schedule.packed_schedule`.
       positions_BS: int32, each token's place in its text, if a layer has a window.
       window: a query sees keys less than so many positions back, itself at 0; 0: all keys that
         the mask shows. Lists with positions can be stacked, a window each.
@@ -135,9 +133,7 @@ def packed_schedule(
         q_size, k_size = min(1024, _up(queries, 8)), min(128, _up(keys, 8))
     else:  # all of a block is computed: queries in equal blocks, so that none is half empty
         q_size, k_size = _up(pl.cdiv(queries, pl.cdiv(queries, 128)), 8), min(128, _up(keys, 8))
-    return schedule.packed_schedule(
-        kv_end_BS, queries, q_size, k_size, max_entries, positions_BS, window
-    )
+    return schedule.packed_schedule(kv_end_BS, queries, q_size, k_size, positions_BS, window)
 
 
 def _up(count: int, multiple: int) -> int:
@@ -156,8 +152,7 @@ def packed_attention(
     cache; S == T in training). Differentiable in q, k and v. float32 or bfloat16.
 
     Returns:
-      (out, lse): out in q's dtype, lse the float32 logsumexp of each query's scores. Both
-      NaN if the schedule overflowed the room it was given.
+      (out, lse): out in q's dtype, lse the float32 logsumexp of each query's scores.
     Raises:
       ValueError: query heads are not a multiple of kv heads, keys and values differ in
         shape, or the schedule was built for other lengths.

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 # What a kernel does at an entry, as bits of `flags`.
 FIRST = 1  # of its run: start a new accumulator
@@ -56,10 +56,9 @@ class Schedule:
     q_block: Any  # int32 [E]
     k_block: Any  # int32 [E]
     flags: Any  # int32 [E]: FIRST | LAST | PARTIAL
-    count: Any  # int32 []: at most E, also if more blocks were needed
+    count: Any  # int32 []
     q_start: Any  # int32 [query blocks]: the position of each query block's first query
     kv_end: Any  # int32 [B * S, S padded]: kv_end in positions of the batch, 0 for padding
-    needed: Any  # int32 []: entries that the mask needs
     q_position: Any  # int32 [query blocks * q_size]: in the text; None: no layer has a window
     k_reach: Any  # int32 [B * S, S padded]: the first position that no longer sees the key
     runs: Runs
@@ -68,30 +67,16 @@ class Schedule:
 
     @property
     def room(self) -> int:
-        """How many entries the list has room for."""
+        """How many entries the list has room for: every causal block."""
         return self.flags.shape[0]
 
-    @property
-    def overflowed(self) -> Bool[Array, ""]:
-        """True if the room was too small for the mask."""
-        return self.needed > self.room
 
-    @property
-    def poison(self) -> Float[Array, ""]:
-        """0, or NaN after an overflow; added to every result.
-
-        A list too short for its mask would silently drop keys; NaN cannot be overlooked.
-        """
-        return jnp.where(self.overflowed, jnp.nan, 0.0)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 6))
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 5))
 def packed_schedule(
     kv_end_BS: Int[Array, "B S"],
     queries: int,
     q_size: int,
     k_size: int,
-    max_entries: int | None = None,
     positions_BS: Int[Array, "B S"] | None = None,
     window: int = 0,
 ) -> Schedule:
@@ -102,9 +87,6 @@ def packed_schedule(
         see itself (kv_end[i] > i); keys before the queries may have any end, 0 hides them.
       queries: T; the queries are the last T of the S positions.
       q_size, k_size: tokens per block.
-      max_entries: room of the list. The default has room for every causal block, so it
-        cannot overflow; a smaller one saves the kernels scalar memory. If it is too small,
-        `overflowed` says so and the results are NaN, never wrong numbers.
       positions_BS: each token's place in its text; only read with a window.
       window: a query sees keys less than so many positions back; 0: however far. Lists with
         positions have the same arrays whatever the window is, so they can be stacked.
@@ -136,17 +118,15 @@ def packed_schedule(
         needed &= position.min(axis=2)[:, :, None] < reach.max(axis=2)[:, None, :]
         full &= position.max(axis=2)[:, :, None] < reach.min(axis=2)[:, None, :]
         position, reach = (x.reshape(-1).astype(jnp.int32) for x in (position, reach))
-    room = max_entries or B * _causal_blocks(S, queries, bq, bk)
     row_start = (jnp.arange(B) * nk * bk)[:, None]
     in_row = jnp.arange(nk * bk) < S
-    entries = _entries(needed, full, room)
+    entries = _entries(needed, full, B * _causal_blocks(S, queries, bq, bk))
     return Schedule(
         *entries,
         q_start=(row_start + q_first[:, 0]).reshape(-1).astype(jnp.int32),
         kv_end=jnp.where(in_row, row_start + kv_end.reshape(B, -1), 0)
         .reshape(-1)
         .astype(jnp.int32),
-        needed=needed.sum().astype(jnp.int32),
         q_position=position,
         k_reach=reach,
         runs=_runs(*entries[:2], entries[3], B * nq, B * nk),
@@ -167,7 +147,7 @@ def _entries(
     """Returns q_block, k_block and flags of each entry, and their count."""
     _, nq, nk = needed_BQK.shape
     entry = jnp.nonzero(needed_BQK.reshape(-1), size=room, fill_value=0)[0]
-    count = jnp.minimum(needed_BQK.sum(), room)
+    count = needed_BQK.sum()
     real = jnp.arange(room) < count
     row, run = entry // (nq * nk), entry // nk
     # A run's neighbours: `run` differs from the entry before, or there is none.

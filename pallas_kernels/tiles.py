@@ -1,7 +1,7 @@
 """Shared by all kernels: tiles of 128 lanes, exact products, a step of the online softmax.
 
-Below everything else here; the jnp twins (`reference`) take from it the score of a hidden key, and
-what their derivatives have in common with the kernels'.
+Below everything else here; the jnp twins (`reference`) take from it the score of a hidden key, what
+their derivatives have in common with the kernels', and what remat keeps of packed attention.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 LANES = 128
 HIDDEN = -1e30  # the score of what must not count: finite, so that differences stay finite
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
+_KEPT = "packed_attention"
+# For `jax.checkpoint(layer, policy=SAVE_ATTENTION)`: a layer keeps attention's outputs and their
+# logsumexps, all that its backward needs beside queries, keys and values, which projections make
+# again. Without them a layer's backward would run attention's forward kernel once more. They cost
+# as much memory as the layer's input, for what grows with the square of a row.
+SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(_KEPT)
 
 
 def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
@@ -68,6 +75,11 @@ def online(
     weights = weights if v_scale is None else weights * v_scale
     acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, 1, 0)
     return new_peak, total, acc
+
+
+def kept(out: Array, lse: Array) -> tuple[Array, Array]:
+    """Names what `SAVE_ATTENTION` keeps; the results must be both residuals and outputs."""
+    return checkpoint_name(out, _KEPT), checkpoint_name(lse, _KEPT)
 
 
 def delta_of(d_out: Array, out: Array, d_lse: Array) -> Array:

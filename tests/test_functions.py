@@ -1,5 +1,8 @@
 """Functions are known by their names, lent for the time of a call."""
 
+import functools
+import os
+import sys
 import threading
 
 import pytest
@@ -32,6 +35,14 @@ def test_names_of_functions_lambdas_and_objects():
     assert functions.lent(names[0]) is None
     with pytest.raises(ValueError, match="'no function' is no function"):
         functions.lending(["no function"]).__enter__()
+
+
+@pytest.mark.parametrize("function", [functools.partial(int, "7"), Called(), Called().__call__])
+def test_what_its_name_does_not_find_again_is_not_taken_for_something_else(function):
+    with functions.lending([function]) as (name,):
+        assert functions.named(name, "key") is function
+    with pytest.raises(ValueError, match="a function of a script or a notebook: go on from there"):
+        functions.named(name, "key")
 
 
 @pytest.mark.parametrize(
@@ -72,3 +83,13 @@ def test_a_file_of_ones_own_may_do_as_any_module_does(tmp_path):
         other.write_text(OF_MINE + last)
         with pytest.raises(ValueError, match=f"which cannot be imported: {said}"):
             functions.named(f"{other}:mine", "key")
+        assert other.stem not in sys.modules  # half of it
+
+
+def test_a_file_of_ones_own_is_run_once_and_again_when_it_was_changed(tmp_path):
+    path = tmp_path / "of_mine_once.py"
+    path.write_text(OF_MINE)
+    first = functions.named(f"{path}:mine", "key")
+    assert functions.named(f"{path}:mine", "key") is first
+    os.utime(path, ns=(1, 1))
+    assert functions.named(f"{path}:mine", "key") is not first

@@ -72,8 +72,9 @@ def _asked(arguments: argparse.Namespace) -> list[str]:
 def _told(answer: ask.Answer) -> str:
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"
     early = ", and left the rest" * answer.early
+    cut = ", the answer was cut at reading.max_answer" * answer.truncated
     return (
         f"{answer.answer}\n"
-        f"(read {answer.tokens:,} tokens in {answer.chunks:,} chunks{early}; "
+        f"(read {answer.tokens:,} tokens in {answer.chunks:,} chunks{early}{cut}; "
         f"chunks that changed the memory: {where})"
     )

@@ -53,8 +53,10 @@ def options(parser: Parser) -> None:
 def run(
     arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
+    making = ("--lengths", "--seed", "--text", "--hotpotqa", "--squad", *build.READERS)
+    given = [option for option in making if vars(arguments)[option[2:]] is not None]
     made = build.run(
         config, Path(arguments.out), arguments.form, arguments.paragraphs, arguments.rows,
-        arguments.drop_known, screen,
+        arguments.drop_known, given, screen,
     )  # fmt: skip
     return made, build.text(made)

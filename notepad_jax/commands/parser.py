@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -46,11 +48,27 @@ class PrintedFailure(ValueError):
         self.result, self.text = result, text
 
 
+class Unread(Exception):
+    """Standard output is read no further: the command ends there, and all is well."""
+
+
+def show(text: str) -> None:
+    """Prints a result to standard output; raises Unread, or OSError where a disk is full."""
+    encoding = sys.stdout.encoding or "utf-8"  # which may lack letters of an answer
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except OSError as problem:  # Python would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(problem, BrokenPipeError):
+            raise Unread from None
+        raise
+
+
 class _Filled(argparse.Action):
     """Stores a value; refuses an empty one, as that of a shell variable that is not set."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
-        if value == "":
+        if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"{option or self.metavar or self.dest} is empty; give a value")
         setattr(namespace, self.dest, value)
 

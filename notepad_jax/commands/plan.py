@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.commands.options import recipe_option
-from notepad_jax.commands.parser import Parser, PrintedFailure
+from notepad_jax.commands.parser import Parser, PrintedFailure, show
 from notepad_jax.planner import (
     cost_analysis,
     fastest,
@@ -156,13 +156,15 @@ def _fastest(
         if isinstance(known, cost_analysis.CostCache):
             known.add(line)
         if arguments.json:
-            print(json.dumps(line), flush=True)
+            show(json.dumps(line))
         else:
             screen.say(figures.line(point))
 
     tries = TRIES if arguments.tries is None else arguments.tries
     if arguments.fit:
         raise ValueError("--fastest finds what fits by itself: leave out --fit")
+    if arguments.largest:
+        raise ValueError("--largest is of one setting, and --fastest of many: leave one out")
     if tries < 0:
         raise ValueError(f"--tries is {tries}; use 0 (nothing is compiled) or more")
     if arguments.estimate or aot.missing_compiler():
@@ -173,11 +175,11 @@ def _fastest(
         fastest.search(asked, screen, told, known)
     except KeyboardInterrupt:
         if points and not arguments.json:
-            print(figures.text(points), flush=True)
+            show(figures.text(points))
         raise
     fast, cheap = figures.winners(points)
     if arguments.json:
-        print(json.dumps({"fastest": dataclasses.asdict(fast)}), flush=True)
+        show(json.dumps({"fastest": dataclasses.asdict(fast)}))
         cheapest = None if cheap is None else dataclasses.asdict(cheap)
-        print(json.dumps({"cheapest": cheapest}), flush=True)
+        show(json.dumps({"cheapest": cheapest}))
     return None, figures.text(points)

@@ -65,8 +65,8 @@ def run(
     arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     if arguments.replay is not None:
-        others = arguments.resume, arguments.step, arguments.mended, arguments.profile
-        if others != (False, None, False, range(0)) or config != configuration.load(CONFIG):
+        others = (arguments.resume, arguments.step is not None, arguments.mended, arguments.profile)
+        if any(others) or config != configuration.load(CONFIG):
             raise ValueError(
                 "--replay has the settings of its run, from the first step: name no others"
             )

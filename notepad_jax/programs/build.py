@@ -40,6 +40,7 @@ from notepad_jax.types import Task
 
 SETTINGS = "build.json"
 GOLONGRL = "golongrl"
+READERS = ("--policy", "--endpoint", "--model")  # options of who is asked what it knows
 TOKENS, PARAGRAPHS = "tokens", "paragraphs"
 
 
@@ -71,39 +72,37 @@ class Size:
 
 def run(
     config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
-    drop_known: bool, screen: Screen,
+    drop_known: bool, given: Sequence[str], screen: Screen,
 ) -> Built:  # fmt: skip
-    """Builds what the options of the command ask for; what is refused leaves nothing behind."""
-    with _begun(folder):
-        return _run(config, folder, form, paragraphs, rows, drop_known, screen)
-
-
-def _run(
-    config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
-    drop_known: bool, screen: Screen,
-) -> Built:  # fmt: skip
-    if form not in files.FORMS:
-        raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
-    if (config.evaluate.suite == GOLONGRL) != bool(rows):
-        raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
-    e, converted = config.evaluate, bool(rows) or eval_jobs.is_file(config.evaluate.suite)
-    said = {"--lengths": e.lengths, "--samples": e.samples, "--tasks": e.tasks,
-            "--paragraphs": paragraphs, "--drop-known": drop_known}  # fmt: skip
-    if converted and (without := [option for option, value in said.items() if value]):
-        raise ValueError(f"rows are converted as they are, all of them: leave out {without[0]}")
-    if rows:
-        return convert(GOLONGRL, rows, _golongrl, folder, form, screen)
-    if eval_jobs.is_file(config.evaluate.suite):
-        path = eval_jobs.existing(config.evaluate.suite)
-        name = Path(path).stem
-        return convert(name, path, _any, folder, form, screen)
-    if paragraphs and config.evaluate.suite != "ruler-qa":
-        raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
-    sizes = [Size(length, TOKENS) for length in eval_jobs.lengths_of(config)]
-    if paragraphs:
-        sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
-    reader = subjects.named(config, screen) if drop_known else None
-    return build(config, folder, form, sizes, reader, screen)
+    """Builds what the options of the command ask for; `given` are those of how tasks are made."""
+    with _begun(folder):  # what is refused leaves nothing behind
+        if form not in files.FORMS:
+            raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
+        if (config.evaluate.suite == GOLONGRL) != bool(rows):
+            raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
+        e, converted = config.evaluate, bool(rows) or eval_jobs.is_file(config.evaluate.suite)
+        said = {"--lengths": e.lengths, "--samples": e.samples, "--tasks": e.tasks,
+                "--paragraphs": paragraphs, "--drop-known": drop_known,
+                **dict.fromkeys(given, True)}  # fmt: skip
+        if converted and (without := [option for option, value in said.items() if value]):
+            raise ValueError(f"rows are converted as they are, all of them: leave out {without[0]}")
+        if rows:
+            return convert(GOLONGRL, rows, _golongrl, folder, form, screen)
+        if eval_jobs.is_file(config.evaluate.suite):
+            path = eval_jobs.existing(config.evaluate.suite)
+            return convert(Path(path).stem, path, _any, folder, form, screen)
+        if paragraphs and config.evaluate.suite != "ruler-qa":
+            raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
+        if paragraphs and "--lengths" in given:
+            raise ValueError("--paragraphs stand in the place of --lengths: leave one out")
+        if not drop_known and (unread := [option for option in READERS if option in given]):
+            raise ValueError(f"{unread[0]} is of --drop-known; say that, too, or leave it out")
+        sizes = [Size(length, TOKENS) for length in eval_jobs.lengths_of(config)]
+        if paragraphs:
+            once = dict.fromkeys(map(_whole, paragraphs.split(",")))
+            sizes = [Size(number, PARAGRAPHS) for number in once]
+        reader = subjects.named(config, screen) if drop_known else None
+        return build(config, folder, form, sizes, reader, screen)
 
 
 def build(

@@ -54,12 +54,12 @@ class Imported:
 
 def import_hf(
     source: str, folder: str | Path, screen: Screen,
-    dtype: str | None = None, overwrite: bool = False, tensor: int = 1,
+    dtype: str | None = None, overwrite: bool = False,
 ) -> Imported:  # fmt: skip
     """Reads a Hugging Face folder or URL, or a GGUF file, and writes it as step 0 of a policy.
 
-    Parameters are laid out over all devices as in training (`tensor` devices share a head)
-    and every device's slices are read by byte range. `dtype` None keeps config.json's; of a GGUF
+    Parameters are laid out over all devices as in training, and every device's slices are read by
+    byte range. `dtype` None keeps config.json's; of a GGUF
     file it is float32 where all its numbers are, and else bfloat16. Raises ValueError for
     anything wrong with source or destination.
     """
@@ -69,7 +69,7 @@ def import_hf(
     published = _opened(source)
     config = published.config
     dtype = known(dtype or config.dtype, (*DTYPES, "float16"))
-    layout = parameters.shardings(config, mesh.make(tensor), mesh.TRAINING)
+    layout = parameters.shardings(config, mesh.make(), mesh.TRAINING)
     config_json = (json.dumps(published.text, indent=2) + "\n").encode()
     kinds = ", ".join(f"{count} {kind}" for kind, count in published.kinds.items())
     screen.say(f"{source}: tensors are {kinds}; written as {dtype} (--dtype)")

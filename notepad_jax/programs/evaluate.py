@@ -31,7 +31,7 @@ from notepad_jax.programs.subjects import Subject
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
-from notepad_jax.setup import eval_jobs, provenance
+from notepad_jax.setup import eval_jobs, policies, provenance
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import SYNTHETIC, EvalJob
 from notepad_jax.telemetry import run_folder
@@ -166,6 +166,8 @@ def run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Evalua
     Raises ValueError for settings that cannot work or are not those of the folder's readings,
     and as `run_folder.opened` does.
     """
+    if reader.policy is not None and policies.AT in reader.name:  # a run may have a newer step soon
+        config = keys.changed(config, {"policy": reader.name})
     with run_folder.opened(folder, resume=folder.is_dir()):
         return _run(config, reader, folder, screen)
 

@@ -8,6 +8,7 @@ trained, for PEFT. Both write beside their destination and take its name at the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -75,7 +76,7 @@ def export_hf(
     """
     began = time.perf_counter()
     known(dtype, DTYPES)
-    found = _chosen(source, step, target, screen, "params")
+    found = _chosen(source, step, target, screen, like)
     like = like or policies.folder_of(found)
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
@@ -168,7 +169,7 @@ def export_adapters(
     """
     began = time.perf_counter()
     known(dtype, DTYPES)
-    found = _chosen(source, step, target, screen, "params")
+    found = _chosen(source, step, target, screen, like, base)
     if found.adapters:
         config = _sizes(found, like or policies.folder_of(found))
         chosen, adapted = _of_folder(found, config)
@@ -227,25 +228,25 @@ def _exported(
 
 
 def _chosen(
-    source: str | Path, step: int | None, target: str, screen: Screen, item: str
+    source: str | Path, step: int | None, target: str, screen: Screen, *read: str | None
 ) -> policies.Named:
     """Finds what to export: a step, or adapters.
 
-    Good is a step whose `item` and `meta` are as they were saved; the rest is not read.
+    Raises ValueError, too, where `target` would replace it, what else is `read`, or its base.
     """
     local(source, "a checkpoint of ours")
     name = str(source) if step is None else f"{source}{policies.AT}{step}"
-    if adapters.lie_in(name):
-        item = "params"  # of their base, which has nothing else
-    found = policies.resolved(name, screen.warn, (item, "meta"))
+    found = policies.resolved(name, screen.warn)
     if found.steps is None and not found.adapters:
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME, runs/NAME@best), what "
             f"import-hf wrote, or a folder of adapters"
         )
-    for read in (found.steps, found.home, found.adapters):
-        if read:
-            apart(str(read), target)
+    with contextlib.suppress(ValueError):  # of a run that does not say, `like` has to
+        read += (policies.folder_of(found),)
+    for one in filter(None, (found.steps, found.home, found.adapters, *read)):
+        if Path(str(one)).exists():  # `base` may be a name
+            apart(str(one), target)
     return found
 
 

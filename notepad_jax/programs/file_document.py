@@ -23,6 +23,10 @@ class FileDocument:
     path: Path | None
     bytes_read: int = 0  # of the current pass
 
+    def __post_init__(self) -> None:
+        if self.path is None and sys.stdin is None:
+            raise CannotRead("standard input is closed; name a file, or pipe one in")
+
     @property
     def name(self) -> str:
         return "standard input" if self.path is None else str(self.path)

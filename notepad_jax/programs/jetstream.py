@@ -64,9 +64,7 @@ def run(
         config = serve.fitted(config, words, screen)  # before any weight
         template = builders.template(config.reading, words)
         policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
-        rules = dataclasses.replace(
-            builders.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
-        )
+        rules = serve.rules_of(config, policy)
         settings = alone(serve.engine_settings(config, policy.config, rules, template))
     # The stock server opens a socket of its own; nothing listened there, so the address is free.
     server = _opened(room, config, policy, settings, key, host, port)

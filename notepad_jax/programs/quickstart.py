@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import resource
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,11 +86,7 @@ def _run(
         timings[name] = time.perf_counter() - began - spent
         return result
 
-    if config.evaluate.suite != eval_jobs.SYNTHETIC:
-        raise ValueError(
-            f"evaluate.suite is {config.evaluate.suite!r}, and the quick start measures on "
-            f"{eval_jobs.SYNTHETIC}; measure its policy with eval afterwards"
-        )
+    check_meant(config)
     words = train.check(config, folder, resume, step)  # before the first measurement
     decided.fitted(config, words, screen)
     where = builders.to_read(config.engine)
@@ -140,8 +137,28 @@ def _run(
     return outcome
 
 
+def check_meant(config: Training) -> None:
+    """Raises ValueError for measurements that the table before and after cannot show."""
+    e = config.evaluate
+    if e.suite != eval_jobs.SYNTHETIC:
+        raise ValueError(
+            f"evaluate.suite is {e.suite!r}, and the quick start measures on "
+            f"{eval_jobs.SYNTHETIC}; measure its policy with eval afterwards"
+        )
+    evaluate.check_meant(config)
+    if len(set(e.methods)) > 1:
+        raise ValueError(
+            f"evaluate.methods has {', '.join(e.methods)}, and the quick start measures with one; "
+            f"measure its policy with eval afterwards"
+        )
+    for key in ("lengths_before", "lengths"):
+        if not getattr(e, key):
+            raise ValueError(f"evaluate.{key} is empty; name at least one")
+
+
 def _peak_memory(whose: int) -> float:
-    return resource.getrusage(whose).ru_maxrss * 1024.0
+    unit = 1 if sys.platform == "darwin" else 1024  # of what getrusage counts in
+    return float(resource.getrusage(whose).ru_maxrss * unit)
 
 
 def _apart(timings: Mapping[str, float], steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.grpo.optimizer import make_optimizer, schedule
-from notepad_jax.keys import plain
+from notepad_jax.keys import flat, plain
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
@@ -275,7 +275,7 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
     opt_state = place.commit(optimizer.init(params))
     first = 0
     if config.checkpoints:
-        saved = _restore(config.checkpoints, params, opt_state, screen)
+        saved = _restore(config, params, opt_state, screen)
         first, params, opt_state = saved or (0, params, opt_state)
     screen.say(f"warmup: {count(policy):,} parameters, steps {first} to {config.steps}")
     bar = screen.bar("warmup", config.steps, "steps")
@@ -298,7 +298,7 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
         bar.advance(1, loss=numbers["loss"], retrieval=numbers["retrieval"], chunk=chunk_size)
         if config.checkpoints and (step + 1) % config.checkpoint_every == 0:
             checkpoints = Checkpoints(config.checkpoints, keep=1)
-            checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
+            checkpoints.save(step + 1, params, opt_state, {}, _identity(config))
     bar.finish()
     folder = Path(config.folder)
     _write(policy, params, folder, published.files() | habits.files(said, folder, screen.warn))
@@ -306,13 +306,29 @@ def run(config: Starter, screen: Screen) -> dict[str, float]:
     return last
 
 
+_FREE = ("steps", "folder", "reads_as", "checkpoints", "checkpoint_every")  # no step depends on it
+
+
+def _identity(config: Starter) -> dict[str, Any]:
+    """Returns what all steps of a folder of checkpoints have in common."""
+    said = flat(plain(config))
+    return {name: value for name, value in said.items() if name not in _FREE}
+
+
 def _restore(
-    folder: str, params: Params, opt_state: Any, screen: Screen
+    config: Starter, params: Params, opt_state: Any, screen: Screen
 ) -> tuple[int, Params, Any] | None:
-    checkpoints = Checkpoints(folder, keep=1)
+    """Returns what was saved, if anything was; ValueError where that was trained otherwise."""
+    checkpoints = Checkpoints(config.checkpoints, keep=1)
     if not checkpoints.steps():
         return None
     saved = checkpoints.restore(abstract(params), abstract(opt_state), screen.warn)
+    for name, ours in _identity(config).items():
+        if (theirs := saved.meta.get(name, ours)) != ours:  # an earlier version saved the seed
+            raise ValueError(
+                f"{config.checkpoints} was made with {name} = {theirs!r}, and now it is {ours!r}; "
+                f"choose another folder for checkpoints"
+            )
     return saved.step, saved.params, saved.opt
 
 

@@ -238,6 +238,9 @@ def _cut(name: str) -> tuple[Path, int | str | None]:
         raise ValueError(
             f"{name}: behind {AT} stands a step ({place}{AT}40) or {BEST} ({place}{AT}{BEST})"
         )
+    before = place.rpartition(AT)[0]
+    if before and Path(before).is_dir():
+        raise ValueError(f"{name}: the step of {before} is said twice; say one")
     near = Path("runs") / (place if at else name)
     hint = (
         f"did you mean {near}?"

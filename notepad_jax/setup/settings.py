@@ -116,11 +116,17 @@ def _found(
     said["policy"] = found.name
     if config:
         return loaded(config, said, saved)
-    suite = measured and said.get("evaluate.suite", SYNTHETIC) != SYNTHETIC
-    own = policies.reads_as(name)
-    if policies.chats(name):
-        return loaded(SUITES if measured else PUBLISHED, said)
-    return loaded(SUITES if suite else OURS, said, lent=own)
+    suite = said.get("evaluate.suite", SYNTHETIC) if measured else ""
+    if measured and policies.chats(name):
+        suite = SUITES
+    return loaded(suited(name, "", suite), said, lent=policies.reads_as(name))
+
+
+def suited(policy: str | None, endpoint: str | None, suite: str) -> str:
+    """Returns the config, by name, that suits who reads and the suite; "": nothing is measured."""
+    if endpoint or suite not in ("", SYNTHETIC):
+        return SUITES
+    return PUBLISHED if policy and not suite and policies.chats(policy) else OURS
 
 
 def at(source: str | os.PathLike[str], step: int | str | None) -> str:

@@ -34,7 +34,8 @@ class LineScreen:
         self._stream = stream
 
     def say(self, text: str) -> None:
-        with self.alone:
+        # No work ends because its lines are not read: `train 2>&1 | tee log`, and Ctrl-C.
+        with self.alone, contextlib.suppress(BrokenPipeError):
             print(harmless(text), file=self._stream, flush=True)
 
     warn = phase = say
@@ -51,7 +52,7 @@ class LineScreen:
 
     def work(self, tokens: int, turns: int, seconds: float) -> None:
         self.meter.work(tokens, turns, seconds)
-        # An engine does not fail because its lines are not read; what prints next does.
+        # An engine does not fail because the disk is full; what prints next does.
         with self.alone, contextlib.suppress(OSError):
             for one in self.open:
                 one.look()
@@ -60,7 +61,7 @@ class LineScreen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.flush()
+        pass  # every line has been flushed
 
 
 class _LineBar:

@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.backward import backward
 from pallas_kernels.packed.forward import forward
-from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import LANES, LOG2E, delta_of, no_gradient
+from pallas_kernels.tiles import LANES, LOG2E, delta_of, kept, no_gradient
 
 
 def packed_attention(
@@ -35,7 +34,8 @@ def packed_attention(
     if schedule.room > 75_000:
         raise ValueError(
             f"a block list with room for {schedule.room} entries does not fit scalar memory "
-            "(75,000 do): give packed_schedule max_entries, or fewer rows at a time"
+            "(75,000 do): give fewer rows at a time (grpo.micro_batch_rows), or shorter ones "
+            "(grpo.row_length)"
         )
     B, T, N, H = q_BTNH.shape
     q = _heads_first(q_BTNH, schedule.q_size)
@@ -63,8 +63,7 @@ def _attend(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpr
 
 
 def _attend_forward(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpret) -> Any:
-    out, lse = forward(q, k, v, schedule, interpret)
-    out, lse = kept(out + schedule.poison.astype(out.dtype), lse + schedule.poison)
+    out, lse = kept(*forward(q, k, v, schedule, interpret))
     return (out, lse), (q, k, v, schedule, out, lse)
 
 

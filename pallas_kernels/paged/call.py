@@ -93,7 +93,6 @@ def ragged_paged_attention(
     cu_q_lens_B1: Int[Array, " B+1"],
     distribution_3: Any = None,
     *,
-    scale: float | None = None,
     sizes: PagedSizes | None = None,
     interpret: Interpret = False,
 ) -> tuple[Float[Array, "T N H"], Pages]:
@@ -122,7 +121,6 @@ def ragged_paged_attention(
         kernel; those up to `all` take the mixed kernel (the middle number is not used); the
         rest are ignored. Python numbers compile only what they need; an int32 array compiles
         both kernels. None: all sequences are mixed.
-      scale: of the scores; default H ** -0.5.
       sizes: block sizes; default by chip.
       interpret: run under `pltpu.InterpretParams()`, on CPU; an InterpretParams is used as is.
     Returns:
@@ -140,7 +138,7 @@ def ragged_paged_attention(
     decoding, end, has_decode, has_mixed = _split(distribution_3, B)
     mode = interpret_mode(interpret)
 
-    q, new = _operands(q_TNH, k_TKH, v_TKH, pages, scale)
+    q, new = _operands(q_TNH, k_TKH, v_TKH, pages)
     cu = cu_q_lens_B1
     t, order = jnp.arange(T)[:, None, None], jnp.arange(B)
     out = jnp.zeros(q.shape, q.dtype)
@@ -174,20 +172,19 @@ def paged_attention(
     tables: PageTables,
     kv_lens_B: Int[Array, " B"],
     *,
-    scale: float | None = None,
     sizes: PagedSizes | None = None,
     interpret: Interpret = False,
 ) -> tuple[Float[Array, "B N H"], Pages]:
     """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
 
-    `scale`, `sizes` and `interpret` as in `ragged_paged_attention`; it raises the same.
+    `sizes` and `interpret` as in `ragged_paged_attention`; it raises the same.
     """
     B, N, H = q_BNH.shape
     starts = jax.ShapeDtypeStruct((B + 1,), jnp.int32)
     check_arguments(q_BNH, k_BKH, v_BKH, pages, tables.private_BQ, kv_lens_B, starts)
     sizes = default_sizes(N, k_BKH.shape[1], H, pages.data.dtype) if sizes is None else sizes
     check_sizes(sizes, pages.data, tables.shared_RP.size + tables.private_BQ.size)
-    q, new = _operands(q_BNH, k_BKH, v_BKH, pages, scale)
+    q, new = _operands(q_BNH, k_BKH, v_BKH, pages)
     first_row = layer * pages.pages_per_layer
     order = jnp.arange(B, dtype=jnp.int32)
     with jax.named_scope("paged_attention"):
@@ -200,12 +197,11 @@ def paged_attention(
 
 
 def _operands(
-    q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: Pages, scale: float | None
+    q_TNH: Array, k_TKH: Array, v_TKH: Array, pages: Pages
 ) -> tuple[Array, tuple[Array, ...]]:
     """Queries, scaled, as wide as the cache; new entries [T, K, 2, C] and perhaps [T, K, 2]."""
     H = q_TNH.shape[2]
-    scale = H**-0.5 if scale is None else scale
     dtype = q_TNH.dtype if pages.scales is not None else pages.data.dtype
-    q = (q_TNH.astype(jnp.float32) * (scale * LOG2E)).astype(dtype)
+    q = (q_TNH.astype(jnp.float32) * (H**-0.5 * LOG2E)).astype(dtype)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, pages.data.shape[4] - H)))
     return q, pages.entries(jnp.stack([k_TKH, v_TKH], 2))

@@ -1,9 +1,8 @@
 """Reference implementations in plain jnp, a file each: the kernels' twins, and the path of CPUs.
 
-`dense` is packed attention without blocks, the oracle of tests; `slices` that of older GPUs.
+`slices` is packed attention of older GPUs.
 """
 
-from pallas_kernels.reference.dense import dense_attention
 from pallas_kernels.reference.logprob import token_logprob
 from pallas_kernels.reference.packed import packed_attention
 from pallas_kernels.reference.paged import (
@@ -16,7 +15,6 @@ from pallas_kernels.reference.slices import sliced_packed_attention
 
 __all__ = [
     "Attends",
-    "dense_attention",
     "in_blocks",
     "packed_attention",
     "paged_attention",

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import HIDDEN, delta_of, no_gradient
+from pallas_kernels.tiles import HIDDEN, delta_of, kept, no_gradient
 
 
 def sliced_packed_attention(

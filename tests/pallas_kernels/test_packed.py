@@ -4,6 +4,7 @@ Long because forward and backward are compared on the same layouts, drawn once.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import layouts
 import numpy as np
 import pytest
+from dense import dense_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
@@ -18,7 +20,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 import pallas_kernels
 from pallas_kernels import packed, schedule
-from pallas_kernels.reference import dense_attention
 
 BLOCK = 128  # the smallest that the kernels take: 300 tokens are three blocks an axis
 
@@ -228,7 +229,6 @@ def test_a_block_is_listed_exactly_if_something_in_it_is_seen(seed, lengths):
                 if part.all() and (k + 1) * 128 <= S:
                     full.add((row * nq + q, row * nk + k))
     assert listed(found) == needed
-    assert int(found.needed) == int(found.count)
     n = int(found.count)
     runs, flags = np.asarray(found.q_block)[:n], np.asarray(found.flags)[:n]
     assert (np.diff(runs) >= 0).all()
@@ -253,22 +253,6 @@ def test_a_long_shared_prefix_schedules_what_its_mask_needs():
             seen = np.maximum(i, first) < np.minimum(kv_end, end)
             needed += len(set(i[seen] // sizes[1]))
         assert int(found.count) <= 1.05 * needed
-
-
-def test_too_little_room_is_nan_not_a_wrong_number():
-    """Room for two blocks, of which two are needed, or three."""
-    kv_end = jnp.full((1, 256), 256)
-    q, k, v, *_ = draw(0, 1, 256, 256, 2, 1, 64)
-    apart = kv_end.at[:, :128].set(128)
-    fits, short = (schedule.packed_schedule(ends, 256, 128, 128, 2) for ends in (apart, kv_end))
-    assert fits.needed == 2 and short.needed == 3
-    assert not fits.overflowed and short.overflowed
-    attend = jax.jit(lambda *args: pallas_kernels.packed_attention(*args))
-    for backend in ("interpret", "reference"):
-        with pallas_kernels.using(backend):
-            for entries, finite in ((fits, True), (short, False)):
-                out, lse = attend(q, k, v, entries)
-                assert np.isfinite(out).all() == np.isfinite(lse).all() == finite
 
 
 # ---------------------------------------------------------------- dispatch and refusals
@@ -369,6 +353,7 @@ def test_wrong_shapes_are_refused_by_name():
 def test_a_list_that_scalar_memory_cannot_hold_is_refused():
     q, k, v, *_ = draw(0, 1, 128, 128, 2, 1, 64)
     ends = jnp.arange(1, 129)[None]
-    with pallas_kernels.using("interpret"), pytest.raises(ValueError, match="max_entries"):
-        many = schedule.packed_schedule(ends, 128, 128, 128, 100_000)
+    many = schedule.packed_schedule(ends, 128, 128, 128)
+    many = dataclasses.replace(many, flags=jnp.zeros(100_000, jnp.int32))
+    with pallas_kernels.using("interpret"), pytest.raises(ValueError, match="fewer rows at a time"):
         pallas_kernels.packed_attention(q, k, v, many)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import layouts
 import numpy as np
 import pytest
+from dense import dense_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from pallas_kernels import (
     reference,
     token_logprob,
 )
-from pallas_kernels.reference import dense_attention
 
 ROWS, KEYS, HEAD = 2, 200, 8  # two blocks of 128 an axis, the second one ragged
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import layouts
 import numpy as np
 import pytest
+from dense import dense_attention
 
 import pallas_kernels
 from pallas_kernels import Pages, PageTables, aot, schedule
 from pallas_kernels.packed import packed_attention
-from pallas_kernels.reference import dense_attention
 from tests import tpu_compiler
 
 BLOCK = 128
@@ -102,14 +102,14 @@ def test_a_window_that_reaches_everything_is_none(backend):
     kv_end, at = rows(256)
     q, k, v, *_ = draw(kv_end, 256)
     lists = [
-        schedule.packed_schedule(kv_end, 256, BLOCK, BLOCK, None, *how)
+        schedule.packed_schedule(kv_end, 256, BLOCK, BLOCK, *how)
         for how in ((), (at, 0), (at, EVERYTHING))
     ]
     plain, without, reached = (packed(q, k, v, blocks, backend) for blocks in lists)
     np.testing.assert_array_equal(without, plain)
     np.testing.assert_array_equal(reached, plain)
     for blocks in lists[1:]:  # and does the same work
-        for name in ("q_block", "k_block", "flags", "count", "needed"):
+        for name in ("q_block", "k_block", "flags", "count"):
             np.testing.assert_array_equal(getattr(blocks, name), getattr(lists[0], name))
 
 

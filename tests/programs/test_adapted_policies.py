@@ -20,7 +20,7 @@ from notepad_jax.setup import builders, configuration, learner, policies
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 from notepad_jax.types import Prompt, SamplingParams, tokens
-from tests import tiny
+from tests import limits, tiny
 from tests.runs import SMALL, policy_folder, run
 
 CONFIG = dataclasses.replace(
@@ -199,6 +199,28 @@ def test_exports_are_whole_or_adapters_once_more(here, capsys):
     assert "--base is what adapters belong on; say --adapters" in capsys.readouterr().err
     assert cli.main(["export-hf", "data/habits", "data", "--overwrite"]) == 1
     assert "data holds the source" in capsys.readouterr().err
+
+
+def test_what_an_export_is_read_with_is_never_replaced(here, capsys):
+    """Nor by adapters that name it as their base: nothing could be read with them any more."""
+    run = here / "runs" / "one"
+    shutil.copytree("policies/mine/checkpoints", run / "checkpoints")
+    (run / "config.json").write_text('{"policy": "policies/base"}')
+    shutil.copytree("policies/base", "policies/like")
+    before = limits.content(here)
+    for words, says in (
+        (["runs/one", "policies/base"], "policies/base is the source; choose another"),
+        (["runs/one", "policies/base", "--adapters"], "policies/base is the source"),
+        (["data/habits", "policies/base", "--adapters"], "policies/base is the source"),
+        (["runs/one", "policies/like", "--like", "policies/like"], "policies/like is the source"),
+        (["data/habits", "policies/like", "--adapters", "--base", "policies/like"],
+         "policies/like is the source"),
+    ):  # fmt: skip
+        assert cli.main(["export-hf", *words, "--overwrite", "--json"]) == 1
+        assert says in capsys.readouterr().err
+        assert limits.content(here) == before
+    assert cli.main(["export-hf", "runs/one@0", "x", "--step", "0", "--json"]) == 1
+    assert "runs/one@0@0: the step of runs/one is said twice; say one" in capsys.readouterr().err
 
 
 def settings(*words):

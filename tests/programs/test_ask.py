@@ -206,3 +206,5 @@ def test_who_leaves_early_says_so_and_counts_what_was_read():
     answer = asked(still, rules)
     assert (answer.chunks, answer.tokens, answer.early) == (2, 8, True)
     assert "(read 8 tokens in 2 chunks, and left the rest; " in command._told(answer)
+    cut = dataclasses.replace(answer, truncated=True)
+    assert ", the answer was cut at reading.max_answer; " in command._told(cut)

@@ -77,6 +77,13 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(tmp_path, capsys):
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
+def test_paragraphs_that_are_said_twice_are_one_file(tmp_path, capsys):
+    words = ["build", "ruler-qa", "--samples", "2", "--out", str(tmp_path), "--json"]
+    assert cli.main([*words, "--paragraphs", "5,5"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["written"], made["tasks"], len(made["files"])) == (1, 2, 1)
+
+
 def test_lengths_that_look_alike_have_files_of_their_own(tmp_path, capsys):
     run(tmp_path, "--tasks", "vt", "--lengths", "4k")
     run(tmp_path, "--tasks", "vt", "--lengths", "4000")

@@ -1,5 +1,6 @@
 """The command line as a user meets it: results, refusals, exit codes."""
 
+import errno
 import io
 import json
 import os
@@ -55,6 +56,9 @@ def test_ask_reads_standard_input(story, capsys, monkeypatch):
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
         assert cli.main(["ask", *POLICY, "--json", "-", task.question]) == 0
     assert json.loads(capsys.readouterr().out)["chunks"] == 4
+    monkeypatch.setattr("sys.stdin", None)  # <&-
+    assert cli.main(["ask", *POLICY, "--json", "-", task.question]) == 1
+    assert "standard input is closed; name a file" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +232,34 @@ def test_results_that_nobody_can_keep_end_in_one_line(tmp_path, capsys, monkeypa
     assert cli.main(words) == 1
     assert one_line(capsys).startswith("notepad-jax: the disk is full, make room (")
     full.close()
+
+
+def unread():
+    """A pipe's end to write to, whose reader is gone."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "w")
+
+
+def test_results_may_be_left_unread_and_so_may_progress(story, capsys, monkeypatch):
+    path, task = story
+    for stream, words in (("stdout", ["--json"]), ("stderr", [])):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, stream, unread())
+            assert cli.main(["ask", *POLICY, *words, str(path), task.question]) == 0
+    assert "chunks that changed the memory" in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", unread())
+        assert cli.main(["ask", *POLICY, "/nowhere", task.question]) == 1
+
+
+def test_a_pipe_that_breaks_within_a_program_is_no_success(story, capsys, monkeypatch):
+    def gone(*arguments):
+        raise BrokenPipeError(errno.EPIPE, "the worker is gone")
+
+    monkeypatch.setattr("notepad_jax.commands.ask.ask.check_asked", gone)
+    assert cli.main(["ask", *POLICY, "--json", str(story[0]), "code of Ada ?"]) == 1
+    assert "the worker is gone" in one_line(capsys)
 
 
 def test_a_full_disk_leaves_policies_and_task_files_as_they_were(tmp_path, capfd, monkeypatch):
@@ -419,5 +451,5 @@ def test_a_program_that_failed_waits_for_no_thread():
 def test_letters_that_the_screen_lacks_do_not_cost_an_answer(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    cli._print("M\u00fcller")
+    parser.show("M\u00fcller")
     assert written.getvalue() == b"M\\xfcller\n"

@@ -205,7 +205,6 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(published, tmp_path):
     refused("full is not empty", import_to("full"))
     refused("holds something that is no exported policy", import_to("full", overwrite=True))
     refused("dtype is 'int4'; choose one of bfloat16", import_to(dtype="int4"))
-    refused("cannot be split into tensor groups of 3", import_to(tensor=3))
     refused("lies in a local folder", lambda: convert.import_hf(str(published), "gs://b/p", SCREEN))
     refused("has no finished checkpoint", lambda: export.export_hf(published, "x", SCREEN))
     refused(

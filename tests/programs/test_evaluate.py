@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import signal
+import types
 
 import pytest
 import tiny
@@ -285,6 +286,19 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="begin a run of another name"):
         run(config_of("--config.evaluate.tasks=vt", "--config.seed=5"), subject(silence), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_run_is_written_down_with_its_step_and_goes_on_when_it_has_a_newer_one(tmp_path):
+    at_step_0 = dataclasses.replace(
+        subject(silence), name="runs/mine@0", policy=types.SimpleNamespace(config=tiny.CONFIG)
+    )
+    words = ("--config.evaluate.tasks=vt", "--config.evaluate.lengths=1k")
+    first = run(config_of("--config.policy=runs/mine", *words), at_step_0, tmp_path / "run")
+    assert "notepad-jax ask --policy runs/mine@0 FILE" in first.report.read_text()
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved["policy"] == "runs/mine@0"  # what --resume asks for
+    again = config_of(f"--config.policy={saved['policy']}", *words)
+    assert run(again, at_step_0, tmp_path / "run").by_task == first.by_task
 
 
 def test_no_training_goes_on_with_an_evaluation(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_evaluation_documents_are_the_same_for_every_policy_and_never_trained_on
     assert all(task.document.seed >= eval_jobs.HELD_OUT for task in one)
     other = configuration.load("quickstart", [*SMALL, "--config.seed=1"])
     assert eval_jobs.tasks_of_length(other, 4096) != one
+
+
+def test_peak_memory_is_in_bytes_on_every_system(monkeypatch):
+    used = quickstart._peak_memory(resource.RUSAGE_SELF)
+    assert 1e7 < used < 1e12
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert quickstart._peak_memory(resource.RUSAGE_SELF) < used / 500
 
 
 def test_long_documents_get_as_many_questions_as_is_said_over_several_documents():

@@ -154,6 +154,21 @@ def test_one_layer_is_refused(tmp_path):
         warmup.run(config, choose(quiet=True))
 
 
+def test_no_training_goes_on_with_another_seed_or_other_lessons(tmp_path, monkeypatch):
+    def taught(policy, optimizer, params, opt_state, *rest):
+        return params, opt_state, {"loss": 1.0, "retrieval": 0.0}
+
+    monkeypatch.setattr(warmup, "train_step", taught)
+    saved = {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_every": 1}
+    config = keys.changed(tiny(tmp_path / "made", 1), saved)
+    warmup.run(config, choose(quiet=True))
+    later = keys.changed(config, {"steps": 2, "folder": str(tmp_path / "elsewhere")})
+    warmup.run(later, choose(quiet=True))
+    for change, name in (({"seed": 1}, "seed = 0"), ({"noise": 0.5}, "noise = ")):
+        with pytest.raises(ValueError, match=f"was made with {name}.*; choose another folder for"):
+            warmup.run(keys.changed(later, change), choose(quiet=True))
+
+
 def test_the_mixs_starter_learns_other_questions_in_the_same_way():
     usual, mix = (configuration.load(name) for name in ("starter", "starter_mix"))
     assert mix.folder != usual.folder and mix.habits == usual.habits
