@@ -117,9 +117,8 @@ def _found(
     if config:
         return loaded(config, said, saved)
     suite = said.get("evaluate.suite", SYNTHETIC) if measured else ""
-    if measured and policies.chats(name):
-        suite = SUITES
-    return loaded(suited(name, "", suite), said, lent=policies.reads_as(name))
+    suits = SUITES if measured and policies.chats(name) else suited(name, "", suite)
+    return loaded(suits, said, lent=policies.reads_as(name))
 
 
 def suited(policy: str | None, endpoint: str | None, suite: str) -> str:
