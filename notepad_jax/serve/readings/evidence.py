@@ -83,7 +83,8 @@ def evidence(
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
+    # Found first: casefold() makes marks of some letters (İ, ΐ), which would part a word.
+    return [word.casefold() for word in _WORD.findall(text)]
 
 
 def _letters(words: Sequence[str]) -> int:
