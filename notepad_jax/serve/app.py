@@ -46,7 +46,7 @@ from notepad_jax.serve.http.log import request_id
 from notepad_jax.serve.http.sessions import Sessions
 from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.http.web import unless_gone as unless_client_gone
-from notepad_jax.serve.readings import chat_model
+from notepad_jax.serve.readings import chat_model, dialogue
 from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.routes import ReadingRoutes
 from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
@@ -73,7 +73,7 @@ class App:
     ) -> None:  # fmt: skip
         self.served, self.queue, self.gate = served, queue, gate
         self.files = files or Files()
-        self._joined, self._memories = SingleFlight(), chat_model.Memories()
+        self._joined, self._memories = SingleFlight(), dialogue.Memories()
         self.readings = ReadingJobs(served, self.files, queue, lambda: self._seat(served))
         handled = told(self._count)
         routes = [
