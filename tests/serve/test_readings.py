@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
+from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import routes
+from notepad_jax.serve.readings.read_ahead import ReadAhead
 from notepad_jax.text import chunks
 from notepad_jax.types import CompleterFailed, tokens
 from tests.serve import fake
@@ -315,6 +317,19 @@ def test_a_reading_whose_engine_failed_goes_on_with_the_next_server(tmp_path):
 
 def full(*_) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("status", [502, 507])
+def test_a_disk_or_a_bucket_that_comes_back_ends_no_detached_reading(tmp_path, status):
+    def lost(*_):
+        raise Refusal(status, "nothing comes from there now")
+
+    with library(tmp_path) as (url, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReadAhead, "__getitem__", lost)
+        there = begin(url)
+        assert whole(there)["status"] == "failed"
+    with library(tmp_path, text=None) as (url, _):
+        assert whole(url + there[there.index("/v1") :])["status"] == "completed"
 
 
 def test_a_full_temporary_disk_is_a_507(url, monkeypatch):

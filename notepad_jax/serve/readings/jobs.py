@@ -184,10 +184,12 @@ class ReadingJobs:
                     await reading.end("cancelled")
                 raise
             except Exception as error:
-                # An engine that failed is this server's: the next one goes on.
-                broken = isinstance(error, CompleterFailed) and not reading.stopping
-                for_good = not (broken and reading.asked.detach)
-                await reading.end("failed", refused(error).error, for_good)
+                # An engine that failed is this server's, and a disk or a bucket comes back: the
+                # next one goes on.
+                refusal = refused(error)
+                passes = isinstance(error, CompleterFailed) or refusal.status in (502, 507)
+                for_good = reading.stopping or not (passes and reading.asked.detach)
+                await reading.end("failed", refusal.error, for_good)
 
     async def _admission(self, reading: ReadingOnDisk, place: contextlib.ExitStack) -> None:
         """Waits until the server is less busy: this reading was admitted before."""
