@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from notepad_jax.reading.trace import Trace
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import routes
+from notepad_jax.serve.readings.journal import Journal
 from notepad_jax.serve.readings.read_ahead import ReadAhead
 from notepad_jax.text import chunks
 from notepad_jax.types import CompleterFailed, tokens
@@ -188,6 +189,23 @@ def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
             assert again["usage"] == card["usage"]
             told = events(CLIENT.get(f"{url}/v1/readings/{again['id']}/events").text)
             assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
+
+
+def test_a_journal_is_read_once_for_all_its_readings(tmp_path, monkeypatch):
+    """When it is taken up again, and for its trace, once to see how far each is, and once more."""
+    with library(tmp_path, Arithmetic(pause=0.01)) as (url, _):
+        there = begin(url, samples=8)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 32)
+    parsed, line = [], Journal._line
+    monkeypatch.setattr(Journal, "_line", lambda *about: parsed.append(about[2]) or line(*about))
+    with library(tmp_path, text=None) as (url, streamer):
+        path = url + there[there.index("/v1") :]
+        until(lambda: streamer.asked)
+        assert len(parsed) < 3 * len(set(parsed))
+        lines = whole(path)["usage"]["turns"]
+        parsed.clear()
+        assert CLIENT.get(f"{path}/trace?turns=true").status_code == 200
+        assert len(parsed) == 2 * lines
 
 
 def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):

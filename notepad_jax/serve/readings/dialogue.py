@@ -3,7 +3,8 @@
 The first message of the user's brings the document and a question; what follows are questions
 about the same document, which the memory of that reading answers again. HTTP keeps nothing, so a
 client sends all of it every time, and `Memories` has what was read; without it, or where it is too
-long ago, the document is read again as it was. Above: `chat_model`; below: `messages`, `read_ahead`.
+long ago, the document is read again as it was. Above: `chat_model`; below: `messages` and
+`read_ahead`.
 """
 
 from __future__ import annotations

@@ -328,10 +328,7 @@ class ReadingJobs:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self.rules_of(reading.asked)
         state = self._first(reading, number, chunks)
-        for line in reading.journal.lines():
-            name, data = line[0]
-            if name != "turn" or data["reading"] != number:
-                continue
+        for (_, data), *_ in reading.journal.lines(reading.courses[number].lines):
             kind, prompt = memory_agent.prompt(rules, template, state)
             made = Completion(
                 tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),
