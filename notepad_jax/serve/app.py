@@ -118,10 +118,10 @@ class App:
         return seat() if self.gate is None else self.gate.seat(seat)
 
     def _count(self, status: int) -> None:
-        if status >= 500:
-            self.queue.counts.failed.inc()
-        elif status == GONE:
-            self.queue.counts.gone.inc()
+        counts = self.queue.counts
+        known = {GONE: counts.gone, 429: counts.refused}
+        if counter := counts.failed if status >= 500 else known.get(status):
+            counter.inc()
 
     # ------------------------------------------------------------ about the server
 
@@ -337,6 +337,9 @@ class App:
                 self._count(refusal.status)
                 yield event({"error": refusal.error})
                 return
+            except (GeneratorExit, asyncio.CancelledError):
+                self._count(GONE)
+                raise
         if reply.how.include_usage:
             yield event(reply.last())
         yield event("[DONE]")

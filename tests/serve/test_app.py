@@ -411,6 +411,8 @@ def test_who_hangs_up_leaves_nothing_behind(path, body, stream):
         for wire in wires:
             wire.close()
         until(lambda: streamer.running + streamer.waiting + streamer.seats == 0)
+        gone = "notepad:request_aborted_total 3.0"
+        until(lambda: gone in CLIENT.get(url + "/metrics").text)
         counts = CLIENT.get(url + "/metrics").text
         assert "notepad:num_requests_running 0.0" in counts
         assert "notepad:request_failed_total 0.0" in counts

@@ -5,6 +5,7 @@ import errno
 import json
 import shutil
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
+from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import routes
 from notepad_jax.serve.readings.journal import Journal
@@ -206,6 +208,33 @@ def test_a_journal_is_read_once_for_all_its_readings(tmp_path, monkeypatch):
         parsed.clear()
         assert CLIENT.get(f"{path}/trace?turns=true").status_code == 200
         assert len(parsed) == 2 * lines
+
+
+def test_readings_that_wait_for_a_place_count_as_no_request_and_keep_nobody_waiting(
+    tmp_path, monkeypatch
+):
+    with running(served(Arithmetic(slots=1, pause=0.02)), folder=tmp_path) as url:
+        CLIENT.put(f"{url}/v1/files/book", content=DOCUMENT)
+        paths = [begin(url, questions=["who ?"], samples=1).removeprefix(url) for _ in range(3)]
+    threads, lines = [], Journal.lines
+    monkeypatch.setattr(
+        Journal, "lines", lambda *about: threads.append(threading.current_thread()) or lines(*about)
+    )
+    streamer, refused = Arithmetic(slots=1, pause=30), []
+    admitted = RequestQueue.admitted
+
+    def counted(*about):
+        refused.append(len(about))
+        return admitted(*about)
+
+    monkeypatch.setattr(RequestQueue, "admitted", counted)
+    with running(served(streamer), waiting=0, folder=tmp_path) as url:
+        until(lambda: streamer.running and len(refused) > 3)  # two are refused again and again
+        assert [CLIENT.get(url + path).json()["status"] for path in paths] == ["in_progress"] * 3
+        assert "request_refused_total 0.0" in CLIENT.get(f"{url}/metrics").text
+        assert CLIENT.post(f"{url}/v1/readings", json=ASKED).status_code == 429
+        assert "request_refused_total 1.0" in CLIENT.get(f"{url}/metrics").text
+    assert {one.name.split("_")[0] for one in threads} == {"asyncio"}  # not in the event loop's
 
 
 def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):
