@@ -258,8 +258,9 @@ class App:
         reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
         size = count * (served.max_prompt + served.max_completion)
         certain = chat.how.seed is not None or not questions[0].sampling.temperature
+        now = [served.fingerprint(), *questions[0].chunks.document.digests]
         deltas = self._joined.follow(
-            likeness(request, body, chat.how.stream, certain),
+            likeness(request, body, now, chat.how.stream, certain),
             lambda: self._made(served, courses, reply, self.queue.admitted(count, size)),
         )
         return await self._answered(request, reply, deltas, count)

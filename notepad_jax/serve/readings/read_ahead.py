@@ -27,6 +27,11 @@ class Parts:
 
     parts: tuple[str | FileText, ...]
 
+    @property
+    def digests(self) -> list[str]:
+        """What its files are now: a file may be sent again under its name."""
+        return [part.digest for part in self.parts if isinstance(part, FileText)]
+
     def pieces(self) -> Iterator[str]:
         """Yields the parts' text; Refusal if a file was deleted meanwhile."""
         beside_file = False
