@@ -9,6 +9,7 @@ import http.client
 import json
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import openai
@@ -166,8 +167,17 @@ def test_a_file_that_is_put_has_its_name_and_takes_anothers_place(url, folder):
     assert said(ask(url, file_part("my book.txt"), QUESTION)) == whole
 
 
+@pytest.mark.parametrize("name", ["My\u00a0book.txt", "資料\u3000最終.txt", "at 9.41\u202fAM.txt"])
+def test_names_may_have_the_spaces_of_all_writings(name, url):
+    assert CLIENT.put(f"{url}/v1/files/{quote(name)}", content=WORDS).json()["id"] == name
+    form = {"files": {"file": (name, b"words")}, "data": {"purpose": "user_data"}}
+    assert CLIENT.post(f"{url}/v1/files", **form).json()["filename"] == name
+    there = CLIENT.get(f"{url}/v1/files/{quote(name)}/content")
+    assert quote(name) in there.headers["content-disposition"]
+
+
 NAMES = ["..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "../../etc/passwd", "a%00b", "a" * 300, "a%7fb",
-         "file-1", "a%5cb", "", "/etc/passwd"]  # fmt: skip
+         "file-1", "a%5cb", "", "/etc/passwd", "a%e2%80%a8b", "a%e2%80%aeb"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))

@@ -38,6 +38,7 @@ LONGEST_NAME = 200  # characters
 PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # of all writings
 _MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
 
 T = TypeVar("T")
@@ -278,7 +279,8 @@ def _blocks(id: str, path: Path) -> Iterator[bytes]:
 def name_of(text: str, param: str) -> str:
     """Returns a file's name without the folders before it; Refusal for one that is none."""
     name = text.replace("\\", "/").rpartition("/")[2]
-    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME or name in (".", ".."):
+    plain = _SPACES.sub(" ", name)  # Python takes no other for printable
+    if not plain.isprintable() or not 0 < len(name) <= LONGEST_NAME or name in (".", ".."):
         raise bad(
             param, f"{shown(text)} is no name of a file; use 1 to {LONGEST_NAME} printable "
             f"characters"
