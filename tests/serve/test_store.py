@@ -403,3 +403,25 @@ def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, 
         monkeypatch.setattr(uploads, "LIFETIME", 0)
         every.expire()
         assert left(tmp_path) == 1 and busy.parts and not old.parts
+
+
+def test_an_upload_that_is_being_put_together_is_asked_for_again_later(tmp_path):
+    """By a client that gave up on it, or a proxy: stock ones ask again after a 409."""
+
+    async def go() -> None:
+        with Files(tmp_path) as kept:
+            every = uploads.Uploads(kept)
+            one = every.begin("x", 4, "text/plain", "user_data")
+            coming = kept.arriving()
+            await coming.add(b"word")
+            await coming.end()
+            ids = [every.add(one, coming)["id"]]
+            first = asyncio.ensure_future(every.complete(one, ids, None))
+            while one.status == "pending":
+                await asyncio.sleep(0)
+            with pytest.raises(Refusal, match="put together") as refused:
+                await every.complete(one, ids, None)
+            assert refused.value.status == 409 and refused.value.headers["Retry-After"] == "1"
+            assert await first is await every.complete(one, ids, None)
+
+    asyncio.run(go())

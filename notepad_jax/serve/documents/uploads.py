@@ -83,11 +83,16 @@ class Uploads:
         return one
 
     def get(self, id: str, pending: bool = True) -> Upload:
-        """Returns an upload; Refusal if there is none, or it is not `pending`."""
+        """Returns an upload; Refusal if there is none, or it is not `pending`: 409 for a while."""
         one = self._known.get(id)
         if one is None or one.created_at + LIFETIME <= time.time():
             message = f"there is no upload {shown(id)}, or it is over an hour old; begin it again"
             raise Refusal(404, message, "upload_id", "upload_not_found")
+        if pending and one.status == "completing":
+            raise Refusal(
+                409, f"the upload {id} is being put together; ask again later", "upload_id",
+                "upload_completing", headers={"Retry-After": "1"},
+            )  # fmt: skip
         if pending and one.status != "pending":
             raise bad("upload_id", f"the upload {id} is {one.status}; begin another")
         return one
