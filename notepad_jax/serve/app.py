@@ -141,22 +141,29 @@ class App:
     async def tokenize(self, request: Request) -> Response:
         body = bodies.parsed(await body_of(request))
         bodies.check_names(body, ("model", "prompt", "messages"))
+        served = self._named(body)
         if "messages" in body:
-            ids = await self._conversation(self.served, messages(body))
+            ids = await self._conversation(served, messages(body))
         elif isinstance(body.get("prompt"), str):
-            text = well_formed(body["prompt"])
-            ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
+            ids = await asyncio.to_thread(served.tokenizer.encode, well_formed(body["prompt"]))
         else:
             raise bad("prompt", "give prompt, a text, or messages")
-        longest = self.served.max_prompt + self.served.max_completion
+        longest = served.max_prompt + served.max_completion
         return answer({"count": len(ids), "max_model_len": longest, "tokens": ids.tolist()})
 
     async def detokenize(self, request: Request) -> Response:
         body = bodies.parsed(await body_of(request))
         bodies.check_names(body, ("model", "tokens"))
-        ids = self.served.known(requests.token_ids(body.get("tokens"), "tokens"), "tokens")
-        text = await asyncio.to_thread(self.served.tokenizer.decode, ids.tolist())
+        served = self._named(body)
+        ids = served.known(requests.token_ids(body.get("tokens"), "tokens"), "tokens")
+        text = await asyncio.to_thread(served.tokenizer.decode, ids.tolist())
         return answer({"prompt": text})
+
+    def _named(self, body: bodies.Body) -> Served:
+        """Returns the policy that a body names, or the first; Refusal if there is none."""
+        if body.get("model") is None:
+            return self.served
+        return self.served.named(bodies.text(body, "model", requests.LISTED))
 
     # ------------------------------------------------------------ completions
 

@@ -145,19 +145,19 @@ _SAMPLING_ONLY = {
     "skip_special_tokens": (True, False), "spaces_between_special_tokens": (True,),
     "no_stop_trim": (False,),
 }  # fmt: skip
-_GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid", "stream",
-             "return_text_in_logprobs", "logprob_start_len", "top_logprobs_num")  # fmt: skip
+_GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid")
+_GENERATE_ONLY = {"stream": False, "logprob_start_len": -1, "top_logprobs_num": 0,
+                  "return_text_in_logprobs": False}  # fmt: skip
 
 
 def generation(body: Body, model: str) -> Continue:
     """Returns a checked body of /generate as the completion that it asks for."""
-    for name in body:
-        if name not in _GENERATE:
+    for name, value in body.items():
+        if name in _GENERATE_ONLY and value not in (None, _GENERATE_ONLY[name]):
+            raise bad(name, f"{name} is not supported here; leave it out")
+        if name not in _GENERATE and name not in _GENERATE_ONLY:
             name = plain(name)
             raise bad(name, f"there is no parameter {name} here; leave it out")
-    if body.get("stream") or body.get("logprob_start_len") not in (None, -1):
-        name = "stream" if body.get("stream") else "logprob_start_len"
-        raise bad(name, f"{name} is not supported here; leave it out")
     given = body.get("sampling_params") or {}
     if not isinstance(given, dict):
         raise bad("sampling_params", "sampling_params must be an object")
@@ -168,11 +168,10 @@ def generation(body: Body, model: str) -> Continue:
             raise bad(name, f"{name} is not supported; leave it out")
     if ("text" in body) == ("input_ids" in body):
         raise bad("input_ids", "give one of input_ids and text")
-    top = body.get("top_logprobs_num") or 0
     return requests.completion(
         {_SAMPLING[name]: value for name, value in given.items() if name in _SAMPLING}
         | {"model": model, "prompt": body.get("text", body.get("input_ids"))}
-        | ({"logprobs": top} if body.get("return_logprob") else {})
+        | ({"logprobs": 0} if body.get("return_logprob") else {})
     )
 
 

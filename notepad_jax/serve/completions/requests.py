@@ -267,11 +267,12 @@ def _prompts(body: Body) -> tuple[str | tuple[int, ...], ...]:
     value = body.get("prompt")
     if isinstance(value, str):
         return (well_formed(value),)
-    if isinstance(value, list) and value and len(value) <= MOST_CHOICES:
+    if isinstance(value, list) and value:
+        if not isinstance(value[0], str | list):
+            return (token_ids(value, "prompt"),)
+        if len(value) > MOST_CHOICES:
+            raise bad("prompt", f"there are {len(value)} prompts and may be {MOST_CHOICES}")
         if all(isinstance(one, str) for one in value):
             return tuple(map(well_formed, value))
-        if all(isinstance(one, list) for one in value):
-            return tuple(token_ids(one, "prompt") for one in value)
-    if isinstance(value, list) and value:
-        return (token_ids(value, "prompt"),)
+        return tuple(token_ids(one, "prompt") for one in value)
     raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
