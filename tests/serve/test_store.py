@@ -373,12 +373,12 @@ def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
     monkeypatch.setattr(uploads, "MOST", 3)
     with Files(tmp_path) as files:
         every = uploads.Uploads(files)
-        known = [every.begin("x", 1, "text/plain", "user_data") for _ in range(3)]
+        known = [every.begin("x", 1, "user_data") for _ in range(3)]
         with pytest.raises(Refusal) as refused:
-            every.begin("x", 1, "text/plain", "user_data")
+            every.begin("x", 1, "user_data")
         assert refused.value.status == 429 and "complete or cancel" in str(refused.value)
         known[1].end("cancelled")
-        known.append(every.begin("x", 1, "text/plain", "user_data"))
+        known.append(every.begin("x", 1, "user_data"))
         assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
         with pytest.raises(Refusal):
             every.get(known[1].id)
@@ -396,7 +396,7 @@ def test_parts_of_an_upload_that_nobody_completes_go_with_the_server(tmp_path):
 def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, monkeypatch):
     with Files(tmp_path) as kept:
         every = uploads.Uploads(kept)
-        old, busy = (every.begin("x", 4, "text/plain", "user_data") for _ in range(2))
+        old, busy = (every.begin("x", 4, "user_data") for _ in range(2))
         for one in (old, busy):
             every.add(one, kept.arriving())
         busy.status = "completing"
@@ -411,7 +411,7 @@ def test_an_upload_that_is_being_put_together_is_asked_for_again_later(tmp_path)
     async def go() -> None:
         with Files(tmp_path) as kept:
             every = uploads.Uploads(kept)
-            one = every.begin("x", 4, "text/plain", "user_data")
+            one = every.begin("x", 4, "user_data")
             coming = kept.arriving()
             await coming.add(b"word")
             await coming.end()

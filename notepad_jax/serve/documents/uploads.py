@@ -32,7 +32,6 @@ class Upload:
     id: str
     filename: str
     bytes: int  # that all parts have together
-    mime_type: str
     purpose: str
     created_at: int
     status: str = "pending"
@@ -63,7 +62,7 @@ class Uploads:
         self._files = files
         self._known: dict[str, Upload] = {}
 
-    def begin(self, filename: str, size: int, mime_type: str, purpose: str) -> Upload:
+    def begin(self, filename: str, size: int, purpose: str) -> Upload:
         """Returns a new upload; Refusal where it is too large, or too many are under way."""
         self.expire()
         if size > LARGEST:
@@ -77,9 +76,8 @@ class Uploads:
                     "rate_limit_error", {"Retry-After": "60"},
                 )  # fmt: skip
             del self._known[ended.id]
-        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type, purpose,
-                     int(time.time()))  # fmt: skip
-        self._known[one.id] = one
+        id = f"upload_{secrets.token_hex(12)}"
+        one = self._known[id] = Upload(id, filename, size, purpose, int(time.time()))
         return one
 
     def get(self, id: str, pending: bool = True) -> Upload:
