@@ -29,13 +29,12 @@ from notepad_jax.serve.browser.routes import PageRoutes
 from notepad_jax.serve.completions import prompt_logprobs, requests
 from notepad_jax.serve.completions.admission import RequestQueue, Spent
 from notepad_jax.serve.completions.choices import Delta, WholeChoice, choice, together
-from notepad_jax.serve.completions.control import Gate, Generated, generation
+from notepad_jax.serve.completions.control import PATHS, Gate, Generated, Trainers, generation
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.messages import Message, messages
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.completions.requests import Chat, Continue, How
+from notepad_jax.serve.completions.requests import Chat, Continue
 from notepad_jax.serve.completions.responses import Chats, Completions, Reply
-from notepad_jax.serve.completions.trainers import PATHS, Trainers
 from notepad_jax.serve.documents.routes import FileRoutes
 from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.health import Health
@@ -45,13 +44,12 @@ from notepad_jax.serve.http.errors import Refusal, bad
 from notepad_jax.serve.http.log import request_id
 from notepad_jax.serve.http.sessions import Sessions
 from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
-from notepad_jax.serve.http.web import unless_gone as unless_client_gone
 from notepad_jax.serve.readings import chat_model, dialogue
 from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.routes import ReadingRoutes
 from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
 from notepad_jax.text.token_blocks import well_formed
-from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
+from notepad_jax.types import Prompt, Streamer, Tokens, tokens
 
 USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
 
@@ -75,29 +73,30 @@ class App:
         self.files = files or Files()
         self._joined, self._memories = SingleFlight(), dialogue.Memories()
         self.readings = ReadingJobs(served, self.files, queue, lambda: self._seat(served))
-        handled = told(self._count)
-        routes = [
-            *Health(served).routes(handled),
-            Route("/metrics", handled(self.metrics)),
-            Route("/v1/models", handled(self.models)),
-            Route("/v1/models/{model:path}", handled(self.model)),
-            Route("/v1/chat/completions", handled(self.chat), methods=["POST"]),
-            Route("/v1/completions", handled(self.completions), methods=["POST"]),
-            Route("/tokenize", handled(self.tokenize), methods=["POST"]),
-            Route("/detokenize", handled(self.detokenize), methods=["POST"]),
-        ]
         self._documents = FileRoutes(self.files)
-        routes += self._documents.routes(handled)
         readers = ReadingRoutes(served, self.files, self.readings)
-        routes += readers.routes(handled)
+        routes = [
+            *Health(served).routes(),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            *self._documents.routes(),
+            *readers.routes(),
+        ]
         sessions = Sessions(key, views.entry) if key and views else None
         self._pages = None
         if views is not None:
             self._pages = PageRoutes(views, self.readings, readers.write_page_trace, sessions)
-            routes += self._pages.routes(handled)
+            routes += self._pages.routes()
         if gate is not None:
-            routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
-            routes += Trainers(gate, served).routes(handled)
+            routes.append(Route("/generate", self.generate, methods=["POST"]))
+            routes += Trainers(gate, served).routes()
+        handled = told(self._count)
+        routes = [Route(r.path, handled(r.endpoint), methods=r.methods) for r in routes]
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         app.state.bodies = web.Bodies(body_bytes)
@@ -232,7 +231,7 @@ class App:
             for index in range(len(prompts) * how.n):
                 ids = prompts[index // how.n]
                 seed = how.seed_of(index, otherwise)
-                params = self._sampling(how, limit, stops, seed, grammar)
+                params = how.sampling(limit, stops, seed, grammar)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
                 saying = Saying(served.tokenizer.decode, how.stop)
                 made.append(choice(seat, prompt, params, saying, index))
@@ -272,15 +271,6 @@ class App:
         )
         return await self._answered(request, reply, deltas, count)
 
-    @staticmethod
-    def _sampling(
-        how: How, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
-    ) -> SamplingParams:
-        temperature = 1.0 if how.temperature is None else how.temperature
-        top_p = 1.0 if how.top_p is None else how.top_p
-        top = how.top_logprobs
-        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
-
     async def generate(self, request: Request) -> Response:
         given = generation(bodies.parsed(await body_of(request)), self.served.name)
         return await self._texts(request, Generated, given)
@@ -306,7 +296,7 @@ class App:
             await every()
             return reply.whole(choices)
 
-        whole = await unless_client_gone(request, body())
+        whole = await web.unless_gone(request, body())
         return Response(b"", GONE) if whole is None else answer(whole, headers=headers)
 
     async def _made(

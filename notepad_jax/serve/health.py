@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,8 +22,6 @@ SOON = 0.5  # seconds in which a probe of /health is answered: most wait for one
 PATIENCE = 5.0  # seconds in which the engines' loops have to answer /ready
 SILENT = 1800.0  # and /health, in all: no program takes longer to compile
 
-Handler = Callable[..., Awaitable[Response]]
-
 
 class Health:
     """Handlers of the probes. Remembers since when the engines are to answer the last one."""
@@ -33,12 +30,12 @@ class Health:
         self._served, self._asked = served, time.monotonic()
         self._probe: asyncio.Future[None] | None = None
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of the probes."""
         return [
-            Route("/health", handled(self.alive)),
-            Route("/ready", handled(self.ready)),
-            Route("/version", handled(self.version)),
+            Route("/health", self.alive),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
         ]
 
     async def alive(self, request: Request) -> Response:

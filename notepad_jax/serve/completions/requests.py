@@ -17,7 +17,7 @@ from notepad_jax.serve.completions.messages import Message, messages
 from notepad_jax.serve.http.bodies import Body, check_names, flag, text, whole
 from notepad_jax.serve.http.errors import bad, plain, shown
 from notepad_jax.text.token_blocks import well_formed
-from notepad_jax.types import MOST_TOP_LOGPROBS, SamplingParams
+from notepad_jax.types import MOST_TOP_LOGPROBS, Grammar, SamplingParams
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -63,6 +63,14 @@ class How:
     def seed_of(self, index: int, otherwise: int) -> int:
         """The seed of choice `index`: of the request's seed, or where it has none, `otherwise`."""
         return hashed_seed("choice", otherwise if self.seed is None else self.seed, index)
+
+    def sampling(
+        self, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
+    ) -> SamplingParams:
+        """Returns how a choice is sampled; what the request leaves open is 1, as OpenAI has it."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        top_p, top = 1.0 if self.top_p is None else self.top_p, self.top_logprobs
+        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,11 +48,11 @@ class ReadingRoutes:
     def __init__(self, served: Served, files: Files, readings: ReadingJobs) -> None:
         self._served, self._files, self._readings = served, files, readings
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of these endpoints."""
 
         def route(path: str, method: str, handler: Handler) -> Route:
-            return Route(f"/v1/readings{path}", handled(handler), methods=[method])
+            return Route(f"/v1/readings{path}", handler, methods=[method])
 
         return [
             route("", "POST", self.begin),
