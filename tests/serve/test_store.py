@@ -261,8 +261,8 @@ def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
 def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch):
     before = left(folder)
 
-    def full(write, data):
-        write(data[: len(data) // 2])
+    def full(file, data):
+        file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store, "write_all", full)

@@ -30,7 +30,7 @@ from notepad_jax.serve.documents.refusals import disk, full, no_file, too_large
 from notepad_jax.serve.documents.roots import DocumentRoots, is_address
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, bad, shown
-from notepad_jax.telemetry.identity import sync
+from notepad_jax.telemetry.identity import sync, write_all
 
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
@@ -105,7 +105,7 @@ class Arriving:
 
     def _write(self, data: bytes, final: bool) -> None:
         with disk():
-            write_all(self._file.write, data)
+            write_all(self._file, data)
         self._digest.update(data)
         if self.flaw is None:
             self.flaw = self._problem(data, final)
@@ -306,13 +306,6 @@ def _on_disk(data: Path, card: Path, one: StoredFile) -> None:
         card.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")
         sync(data)
         sync(card)
-
-
-def write_all(write: Callable[[memoryview], int], data: bytes) -> None:
-    """Writes all of `data` with a function that may write less."""
-    left = memoryview(data)
-    while left:
-        left = left[write(left) :]
 
 
 async def in_thread(work: Callable[..., T], *about: Any) -> T:

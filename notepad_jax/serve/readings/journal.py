@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from notepad_jax.serve.documents.refusals import disk
-from notepad_jax.serve.documents.store import write_all
+from notepad_jax.telemetry.identity import write_all
 
 Happened = tuple[str, dict[str, Any]]  # the name of an event, and its data
 DONE = "done"  # the last event of all
@@ -65,7 +65,7 @@ class Journal:
         line = json.dumps(happened).encode("ascii") + b"\n"
         try:
             with disk(), self._path.open("ab", buffering=0) as file:
-                write_all(file.write, line)
+                write_all(file, line)
         except BaseException:
             os.truncate(self._path, self._ends[-1])
             raise
