@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from notepad_jax import waiting
 from notepad_jax.serve.completions import requests
 from notepad_jax.serve.completions.choices import WholeChoice
 from notepad_jax.serve.completions.model_card import Served
@@ -126,8 +127,7 @@ class _Behind:
                         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         if not coming.done():
-                            coming.cancel()
-                            await asyncio.gather(coming, return_exceptions=True)
+                            await waiting.end(coming)
                     if coming.cancelled():
                         yield Piece(NO_TOKENS, nothing, Finish.CANCELLED, version)
                         return

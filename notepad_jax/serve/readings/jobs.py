@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from notepad_jax import waiting
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import State
 from notepad_jax.reading.rules import Rules
@@ -84,10 +85,7 @@ class ReadingJobs:
 
     async def close(self) -> None:
         """Stops everything where it stands, so that `open` can go on."""
-        running = [one.task for one in self._known.values() if one.task]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await waiting.end(*(one.task for one in self._known.values() if one.task))
         for one in self._known.values():
             await one.journal.close()
 
@@ -219,14 +217,7 @@ class ReadingJobs:
                 async with free:
                     await self._read(reading, number, seat, *so_far, chunks)
 
-            every = zip(left, states, strict=True)
-            running = [asyncio.ensure_future(one(*about)) for about in every]
-            try:
-                await asyncio.gather(*running)
-            finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+            await waiting.all_of(map(one, left, states))
 
     def chunks(self, asked: ReadingRequest) -> ReadAhead:
         """Returns the chunks that all questions share.
