@@ -20,7 +20,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -114,6 +114,22 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
             return await work
     finally:
         work.close()  # one that was never begun
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks, and returns when they have ended, however they did."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines side by side; where one fails or the caller is cancelled, all have ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await end(*tasks)
 
 
 class Loop:
@@ -269,10 +285,7 @@ class Loop:
 
     async def _end(self, last: Coroutine[Any, Any, None] | None) -> None:
         self._ending = True
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end(*(one for one in asyncio.all_tasks() if one is not asyncio.current_task()))
         try:
             if last is not None:
                 await last

@@ -216,3 +216,22 @@ def test_a_failure_whose_caller_left_says_nothing(caplog):
         asyncio.run(scene(loop))
     gc.collect()
     assert not caplog.records
+
+
+def test_where_one_of_several_fails_the_others_have_ended():
+    ended = []
+
+    async def rests(number: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)  # what is put away may take a while
+            ended.append(number)
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(waiting.all_of([rests(0), fails(), rests(1)]))
+    assert sorted(ended) == [0, 1]

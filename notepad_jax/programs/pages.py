@@ -1,19 +1,23 @@
 """The server's page renderers: the pages of `report`, and the traces of a folder of runs.
 
-Brings two rooms together that do not know one another. What is shown of a folder of runs are the
-trace files below its own subfolders; a link that leads out of it is not followed. Above:
-`serve`, the program; below: report.server_pages, report.trace_page, and setup.trace_files.
+Brings two rooms together that do not know one another. The pages but those of traces are one to
+read with (drop a document, ask, watch the memory), a list of what can be looked at, and short ones
+that say something: that a page is being made, that there is none, that a key is needed. What is
+shown of a folder of runs are the trace files below its own subfolders; a link that leads out of it
+is not followed. Above: `serve`, the program; below: report.render, report.trace_page, and
+setup.trace_files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from notepad_jax.reading.trace import Trace
-from notepad_jax.report import server_pages, trace_page
+from notepad_jax.report import render, trace_page
 from notepad_jax.report.trace_page import TraceSource
 from notepad_jax.serve.browser.renderers import Files, Put, Renderers
 from notepad_jax.setup import trace_files
@@ -34,14 +38,33 @@ def views(folder: str | None) -> Renderers:
             f"{folder} is a run itself; name the folder that it lies in: --runs {runs.parent}"
         )
     return Renderers(
-        reading=server_pages.reading(),
-        listing=server_pages.listing,
-        notice=server_pages.notice,
-        entry=server_pages.entry,
+        reading=render.rendered("reading.html", {}),
+        listing=listing,
+        notice=notice,
+        entry=entry,
         trace=make_trace,
         runs=None if runs is None else lambda: names(runs),
         files=lambda name: {} if runs is None else files(runs, name),
     )
+
+
+def listing(rows: Sequence[Mapping[str, Any]], runs: bool) -> bytes:
+    """Returns the list of what can be looked at.
+
+    Of each row `address`, `title`, `kind` and `told` are shown. `runs`: whether the server shows
+    any runs at all.
+    """
+    return render.rendered("traces.html", {"rows": rows, "runs": runs})
+
+
+def notice(title: str, words: str, again: bool) -> bytes:
+    """Returns a page with a message; `again`: the browser reloads it in two seconds."""
+    return render.rendered("notice.html", {"title": title, "words": words, "again": again})
+
+
+def entry(problem: str) -> bytes:
+    """Returns the page that asks for the server's key; `problem`: what was wrong with the last."""
+    return render.rendered("entry.html", {"problem": problem})
 
 
 def names(runs: Path) -> list[str]:

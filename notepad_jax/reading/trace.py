@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from notepad_jax.telemetry import lines
+from notepad_jax.telemetry.identity import write_all
 
 IN_MEMORY = 1 << 14  # bytes of an unfinished reading's memories before they go to a file
 _HEAD, _REST = b'{"reading": ', b', "memories": ['
@@ -215,8 +216,8 @@ class TraceFile(Trace):
             blocks.append((b"]",))
         try:
             for block in itertools.chain.from_iterable(blocks):
-                self._end += _write_all(self._written, seal.add(block))
-            self._end += _write_all(self._written, seal.end())
+                self._end += write_all(self._written, seal.add(block))
+            self._end += write_all(self._written, seal.end())
         except BaseException:
             self._end = start
             self._written.truncate(start)
@@ -252,13 +253,6 @@ def check(path: Path) -> None:
         start = file.read(len(_HEAD))
     if not _HEAD.startswith(start):
         raise ValueError(f"{path} is no trace: its first line is no reading")
-
-
-def _write_all(file: IO[bytes], data: bytes) -> int:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-    return len(data)
 
 
 def _mapping(found: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ of its own come from the same values. Above: `accuracy_plot` and `training_plot`
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 
@@ -81,15 +80,6 @@ class TextLines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tooltip:
-    """The words under the pointer at one x."""
-
-    across: float  # pixels from the left edge of the picture
-    heading: str
-    rows: Sequence[tuple[str, str, str, float]]  # label, tone, words, pixels from the upper edge
-
-
-@dataclasses.dataclass(frozen=True)
 class Chart:
     """All of one chart. The axes are a rectangle in the picture; sizes are pixels."""
 
@@ -114,10 +104,6 @@ class Chart:
         """Returns places [n, 2] in pixels from the lower left corner of the axes."""
         across = self.across.share(x) * self.axes_width
         return np.stack([across, self.upwards.share(y) * self.axes_height], axis=-1)
-
-    def inside(self, places: np.ndarray) -> np.ndarray:
-        """Returns places on the axes [n, 2] as pixels from the picture's upper left corner."""
-        return np.stack([self.left + places[..., 0], self.bottom - places[..., 1]], axis=-1)
 
     # ------------------------------------------------------------ for the template
 
@@ -171,31 +157,25 @@ class Chart:
         """Where the dashed line is, from the left."""
         return self.left + float(self.across.share([self.rule])[0]) * self.axes_width
 
-    def stops(self) -> list[Tooltip]:
-        """The tooltips from left to right: at each x, of all lines that have it."""
+    def stops(self) -> list[tuple[float, str, list[tuple[str, str, str, float]]]]:
+        """The tooltips from left to right: at each x, of all lines that have it.
+
+        Pixels from the left edge, the heading, and rows of label, tone, words, pixels from above.
+        """
         found: dict[float, list[tuple[str, str, str, float]]] = {}
         for line in self.lines:
             places = self._at(line.x, line.y)
             for x, (_, y), told in zip(line.x, places, line.told, strict=True):
                 found.setdefault(float(x), []).append((line.label, line.tone, told, round(y, 1)))
         return [
-            Tooltip(
-                round(float(self._at([x], [self.upwards.low])[0][0]), 1),
-                self.heading(x),
-                rows,
-            )
+            (round(float(self._at([x], [self.upwards.low])[0][0]), 1), self.heading(x), rows)
             for x, rows in sorted(found.items())
         ]
 
-    def stops_json(self) -> str:
-        """`stops` as the script of the page reads them."""
-        return json.dumps(
-            [[stop.across, stop.heading, stop.rows] for stop in self.stops()],
-            separators=(",", ":"),
-        )
-
     def _at(self, x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> np.ndarray:
-        return self.inside(self.points(x, y))
+        """Returns places [n, 2] as pixels from the picture's upper left corner."""
+        places = self.points(x, y)
+        return np.stack([self.left + places[..., 0], self.bottom - places[..., 1]], axis=-1)
 
 
 def _path(places: np.ndarray) -> str:

@@ -21,7 +21,7 @@ from notepad_jax.eval import degradation, published, summary
 from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import accuracy_plot, examples, outcomes, render
+from notepad_jax.report import accuracy_plot, examples, render
 from notepad_jax.report.accuracy_plot import CurvePicture
 from notepad_jax.report.examples import Example
 from notepad_jax.report.origin import Origin
@@ -169,7 +169,7 @@ def _values(
         "effective": _effective(report),
         "kept": degradation.KEPT,
         "outcomes": [
-            outcomes.outcomes(method, [s for s in summaries if s.method == method])
+            examples.outcomes(method, [s for s in summaries if s.method == method])
             for method in methods
         ],
         "losses": _rows(methods, losses),

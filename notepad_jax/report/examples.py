@@ -4,7 +4,8 @@
 traces. Readings of one question stand side by side: before and after learning, or one method
 beside another. Of a memory that never rests the first and last changes are kept, so nothing
 grows with the length of a document. Pages show them in `templates/pieces.html`, and
-report.json has them too. Below: `eval.measure`.
+report.json has them too. Beside them stands how many have no plain answer (`Outcomes`).
+Below: `eval.measure` and `eval.summary`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.measure import Result
+from notepad_jax.eval.summary import Summary
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import metrics
 from notepad_jax.types import Finish
@@ -79,6 +81,24 @@ class Filters:
         return [who for who, _ in self.outcomes]
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """Counts of readings without a plain answer, over all lengths; 0 where each has one.
+
+    Both pages print it below their tables (`pieces.outcomes`).
+    """
+
+    label: str  # the reader
+    readings: int
+    unanswered: int  # failed, or did not fit
+    malformed: int  # empty, or not of the form asked for
+    truncated: int
+
+    @property
+    def remarkable(self) -> bool:
+        return bool(self.unanswered or self.malformed or self.truncated)
+
+
 def example(label: str, result: Result, changes: Iterable[MemoryChange]) -> Example:
     """Returns an example with the first and last changes, or all if that is at most a line more."""
     begun = iter(changes)
@@ -99,6 +119,15 @@ def outcome(result: Result) -> str:
     if result.finish is Finish.CANCELLED or (not result.answer.strip() and result.correct < 1):
         return NO_ANSWER
     return {1.0: RIGHT, 0.0: WRONG}.get(result.correct, PARTLY)
+
+
+def outcomes(label: str, summaries: Sequence[Summary]) -> Outcomes:
+    """Returns the counts of some summaries, added up."""
+    n, unanswered, malformed, truncated = (
+        sum(getattr(s, name) for s in summaries)
+        for name in ("n", "unanswered", "malformed", "truncated")
+    )
+    return Outcomes(label, n, unanswered, malformed, truncated)
 
 
 def spread(

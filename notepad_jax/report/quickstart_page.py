@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import accuracy_plot, examples, outcomes, render, training_plot
+from notepad_jax.report import accuracy_plot, examples, render, training_plot
 from notepad_jax.report.examples import Example
 from notepad_jax.report.origin import Origin, SettingsChange
 
@@ -62,8 +62,8 @@ def write(folder: str | Path, report: QuickstartReport) -> Path:
             for s in sorted(summaries, key=lambda s: s.length)
         ],
         "outcomes": [
-            outcomes.outcomes("before RL", report.before),
-            outcomes.outcomes("after RL", report.after),
+            examples.outcomes("before RL", report.before),
+            examples.outcomes("after RL", report.after),
         ],
         "questions": asked,
         "filters": examples.filters(asked),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,7 +101,8 @@ def _memory(words: str) -> str:
 
 def _stops(chart: Chart) -> Markup:
     """What the script of the page reads of a chart: JSON as the value of an attribute."""
-    return Markup(escape(_CONTROL.sub("\ufffd", chart.stops_json())))
+    stops = json.dumps(chart.stops(), separators=(",", ":"))
+    return Markup(escape(_CONTROL.sub("\ufffd", stops)))
 
 
 def _hash(script: str) -> str:

@@ -29,13 +29,12 @@ from notepad_jax.serve.browser.routes import PageRoutes
 from notepad_jax.serve.completions import prompt_logprobs, requests
 from notepad_jax.serve.completions.admission import RequestQueue, Spent
 from notepad_jax.serve.completions.choices import Delta, WholeChoice, choice, together
-from notepad_jax.serve.completions.control import Gate, Generated, generation
+from notepad_jax.serve.completions.control import PATHS, Gate, Generated, Trainers, generation
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.messages import Message, messages
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.completions.requests import Chat, Continue, How
+from notepad_jax.serve.completions.requests import Chat, Continue
 from notepad_jax.serve.completions.responses import Chats, Completions, Reply
-from notepad_jax.serve.completions.trainers import PATHS, Trainers
 from notepad_jax.serve.documents.routes import FileRoutes
 from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.health import Health
@@ -45,13 +44,12 @@ from notepad_jax.serve.http.errors import Refusal, bad
 from notepad_jax.serve.http.log import request_id
 from notepad_jax.serve.http.sessions import Sessions
 from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
-from notepad_jax.serve.http.web import unless_gone as unless_client_gone
-from notepad_jax.serve.readings import chat_model
+from notepad_jax.serve.readings import chat_model, dialogue
 from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.routes import ReadingRoutes
 from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
 from notepad_jax.text.token_blocks import well_formed
-from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
+from notepad_jax.types import Prompt, Streamer, Tokens, tokens
 
 USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
 
@@ -73,31 +71,32 @@ class App:
     ) -> None:  # fmt: skip
         self.served, self.queue, self.gate = served, queue, gate
         self.files = files or Files()
-        self._joined, self._memories = SingleFlight(), chat_model.Memories()
+        self._joined, self._memories = SingleFlight(), dialogue.Memories()
         self.readings = ReadingJobs(served, self.files, queue, lambda: self._seat(served))
-        handled = told(self._count)
-        routes = [
-            *Health(served).routes(handled),
-            Route("/metrics", handled(self.metrics)),
-            Route("/v1/models", handled(self.models)),
-            Route("/v1/models/{model:path}", handled(self.model)),
-            Route("/v1/chat/completions", handled(self.chat), methods=["POST"]),
-            Route("/v1/completions", handled(self.completions), methods=["POST"]),
-            Route("/tokenize", handled(self.tokenize), methods=["POST"]),
-            Route("/detokenize", handled(self.detokenize), methods=["POST"]),
-        ]
         self._documents = FileRoutes(self.files)
-        routes += self._documents.routes(handled)
         readers = ReadingRoutes(served, self.files, self.readings)
-        routes += readers.routes(handled)
+        routes = [
+            *Health(served).routes(),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            *self._documents.routes(),
+            *readers.routes(),
+        ]
         sessions = Sessions(key, views.entry) if key and views else None
         self._pages = None
         if views is not None:
             self._pages = PageRoutes(views, self.readings, readers.write_page_trace, sessions)
-            routes += self._pages.routes(handled)
+            routes += self._pages.routes()
         if gate is not None:
-            routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
-            routes += Trainers(gate, served).routes(handled)
+            routes.append(Route("/generate", self.generate, methods=["POST"]))
+            routes += Trainers(gate, served).routes()
+        handled = told(self._count)
+        routes = [Route(r.path, handled(r.endpoint), methods=r.methods) for r in routes]
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         app.state.bodies = web.Bodies(body_bytes)
@@ -118,10 +117,10 @@ class App:
         return seat() if self.gate is None else self.gate.seat(seat)
 
     def _count(self, status: int) -> None:
-        if status >= 500:
-            self.queue.counts.failed.inc()
-        elif status == GONE:
-            self.queue.counts.gone.inc()
+        counts = self.queue.counts
+        known = {GONE: counts.gone, 429: counts.refused}
+        if counter := counts.failed if status >= 500 else known.get(status):
+            counter.inc()
 
     # ------------------------------------------------------------ about the server
 
@@ -141,22 +140,29 @@ class App:
     async def tokenize(self, request: Request) -> Response:
         body = bodies.parsed(await body_of(request))
         bodies.check_names(body, ("model", "prompt", "messages"))
+        served = self._named(body)
         if "messages" in body:
-            ids = await self._conversation(self.served, messages(body))
+            ids = await self._conversation(served, messages(body))
         elif isinstance(body.get("prompt"), str):
-            text = well_formed(body["prompt"])
-            ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
+            ids = await asyncio.to_thread(served.tokenizer.encode, well_formed(body["prompt"]))
         else:
             raise bad("prompt", "give prompt, a text, or messages")
-        longest = self.served.max_prompt + self.served.max_completion
+        longest = served.max_prompt + served.max_completion
         return answer({"count": len(ids), "max_model_len": longest, "tokens": ids.tolist()})
 
     async def detokenize(self, request: Request) -> Response:
         body = bodies.parsed(await body_of(request))
         bodies.check_names(body, ("model", "tokens"))
-        ids = self.served.known(requests.token_ids(body.get("tokens"), "tokens"), "tokens")
-        text = await asyncio.to_thread(self.served.tokenizer.decode, ids.tolist())
+        served = self._named(body)
+        ids = served.known(requests.token_ids(body.get("tokens"), "tokens"), "tokens")
+        text = await asyncio.to_thread(served.tokenizer.decode, ids.tolist())
         return answer({"prompt": text})
+
+    def _named(self, body: bodies.Body) -> Served:
+        """Returns the policy that a body names, or the first; Refusal if there is none."""
+        if body.get("model") is None:
+            return self.served
+        return self.served.named(bodies.text(body, "model", requests.LISTED))
 
     # ------------------------------------------------------------ completions
 
@@ -225,7 +231,7 @@ class App:
             for index in range(len(prompts) * how.n):
                 ids = prompts[index // how.n]
                 seed = how.seed_of(index, otherwise)
-                params = self._sampling(how, limit, stops, seed, grammar)
+                params = how.sampling(limit, stops, seed, grammar)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
                 saying = Saying(served.tokenizer.decode, how.stop)
                 made.append(choice(seat, prompt, params, saying, index))
@@ -258,20 +264,12 @@ class App:
         reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
         size = count * (served.max_prompt + served.max_completion)
         certain = chat.how.seed is not None or not questions[0].sampling.temperature
+        now = [served.fingerprint(), *questions[0].chunks.document.digests]
         deltas = self._joined.follow(
-            likeness(request, body, chat.how.stream, certain),
+            likeness(request, body, now, chat.how.stream, certain),
             lambda: self._made(served, courses, reply, self.queue.admitted(count, size)),
         )
         return await self._answered(request, reply, deltas, count)
-
-    @staticmethod
-    def _sampling(
-        how: How, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
-    ) -> SamplingParams:
-        temperature = 1.0 if how.temperature is None else how.temperature
-        top_p = 1.0 if how.top_p is None else how.top_p
-        top = how.top_logprobs
-        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
     async def generate(self, request: Request) -> Response:
         given = generation(bodies.parsed(await body_of(request)), self.served.name)
@@ -298,7 +296,7 @@ class App:
             await every()
             return reply.whole(choices)
 
-        whole = await unless_client_gone(request, body())
+        whole = await web.unless_gone(request, body())
         return Response(b"", GONE) if whole is None else answer(whole, headers=headers)
 
     async def _made(
@@ -337,6 +335,9 @@ class App:
                 self._count(refusal.status)
                 yield event({"error": refusal.error})
                 return
+            except (GeneratorExit, asyncio.CancelledError):
+                self._count(GONE)
+                raise
         if reply.how.include_usage:
             yield event(reply.last())
         yield event("[DONE]")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,26 +22,24 @@ SOON = 0.5  # seconds in which a probe of /health is answered: most wait for one
 PATIENCE = 5.0  # seconds in which the engines' loops have to answer /ready
 SILENT = 1800.0  # and /health, in all: no program takes longer to compile
 
-Handler = Callable[..., Awaitable[Response]]
-
 
 class Health:
-    """Handlers of the probes. Remembers when all engines answered last."""
+    """Handlers of the probes. Remembers since when the engines are to answer the last one."""
 
     def __init__(self, served: Served) -> None:
-        self._served, self._heard = served, time.monotonic()
+        self._served, self._asked = served, time.monotonic()
         self._probe: asyncio.Future[None] | None = None
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of the probes."""
         return [
-            Route("/health", handled(self.alive)),
-            Route("/ready", handled(self.ready)),
-            Route("/version", handled(self.version)),
+            Route("/health", self.alive),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
         ]
 
     async def alive(self, request: Request) -> Response:
-        if not await self._answers(SOON) and time.monotonic() - self._heard > SILENT:
+        if not await self._answers(SOON) and time.monotonic() - self._asked > SILENT:
             raise _no(f"the engine has not answered for {SILENT:g} s", "not_alive")
         return Response(b"")
 
@@ -60,6 +57,7 @@ class Health:
         """Says whether all engines answer in time; Refusal if one has failed."""
         if self._probe is None or self._probe.done():
             self._probe = asyncio.ensure_future(self._served.alive())
+            self._asked = time.monotonic()
         # It is not cancelled but kept: to cancel it is to wait for the engine, too.
         probe = self._probe
         if not (await asyncio.wait([probe], timeout=seconds))[0]:
@@ -68,7 +66,6 @@ class Health:
             probe.result()
         except Exception as error:
             raise _no(refused(error).error["message"], "engine_failed") from error
-        self._heard = time.monotonic()
         return True
 
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -132,6 +132,14 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
 def half_written(path: Path) -> Path:
     """Returns where `write_blocks` has a file until it is whole; a kill leaves that there."""
     return path.with_name(path.name + ".tmp")
+
+
+def write_all(file: IO[bytes], data: bytes) -> int:
+    """Writes all of `data` to a file that may take less at a time; returns how much that is."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    return len(data)
 
 
 def sync(path: Path) -> None:

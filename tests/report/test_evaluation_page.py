@@ -342,8 +342,8 @@ def words_of(chart) -> list[tuple[str, Box]]:
 
 def test_the_pointer_is_told_what_the_table_says():
     chart = accuracy_plot.by_method(BY_LENGTH, 32768, published.FIGURES).wide
-    stops = {stop.heading: stop.rows for stop in chart.stops()}
-    assert [stop.heading for stop in chart.stops()] == sorted(stops, key=len) != []
+    stops = {heading: rows for _, heading, rows in chart.stops()}
+    assert [heading for _, heading, _ in chart.stops()] == sorted(stops, key=len) != []
     told = {label: words for label, _, words, _ in stops["32K tokens"]}
     assert told == {"notepad": "80.0% (69.2 to 87.7), n = 70",
                     "full-context": "62.5% (50.3 to 73.3), n = 64"}  # fmt: skip

@@ -48,7 +48,8 @@ def rotated(first: int, count: int) -> str:
 
 def test_policies_beside_one_another_are_models_of_their_own():
     one, two = Arithmetic(), Arithmetic()
-    with running(served(one, beside=(served(two, name="other"),))) as url:
+    other = served(two, name="other", max_completion=60)
+    with running(served(one, beside=(other,))) as url:
         listed = [card["id"] for card in CLIENT.get(f"{url}/v1/models").json()["data"]]
         assert listed == [NAME, f"{NAME}:notepad", "other", "other:notepad"]
         assert CLIENT.get(f"{url}/v1/models/other:notepad").json()["root"] == "other"
@@ -62,6 +63,9 @@ def test_policies_beside_one_another_are_models_of_their_own():
                 after = len(one.asked), len(two.asked)
                 moved = [later - sooner for sooner, later in zip(before, after, strict=True)]
                 assert moved[streamer is two] and not moved[streamer is one]
+        for model, size in ((NAME, 464), ("other", 460), ("other:notepad", 460)):
+            asked = {"model": model, "prompt": WORDS}
+            assert post(url, "/tokenize", **asked).json()["max_model_len"] == size
         refused = post(url, **TEXT | {"model": "third"}).json()["error"]
         assert refused["code"] == "model_not_found" and "other:notepad" in refused["message"]
         for model, code in (("other:notepad", 400), ("third", 404)):
@@ -225,6 +229,9 @@ def test_the_answer_of_a_reading_comes_token_by_token_with_its_logprobs(url):
     assert contents(chunks, "logprobs") == told
     totals = [chunk["usage"]["total_tokens"] for chunk in chunks]
     assert totals == sorted(totals) and chunks[-1]["usage"] == whole["usage"]
+    del usage["include_usage"]  # in every chunk, and none of its own
+    chunks = events(url, "/v1/chat/completions", **READ, **more, stream_options=usage)
+    assert [chunk["usage"]["total_tokens"] for chunk in chunks] == totals[:-1]
 
 
 @pytest.mark.parametrize("how", ["text", "half", "token"])
@@ -278,6 +285,9 @@ REFUSED = [
      400, "stop_token_ids"),
     ("/tokenize", {"prompt": 3}, 400, "prompt"),
     ("/detokenize", {"tokens": [99999]}, 400, "tokens"),
+    ("/tokenize", {"prompt": "red", "model": "gpt-4"}, 404, "model"),
+    ("/tokenize", {"prompt": "red", "model": 3}, 400, "model"),
+    ("/detokenize", {"tokens": IDS, "model": "gpt-4"}, 404, "model"),
     ("/v1/file", {}, 404, None),
     ("/v1/models", {}, 405, None),
 ]  # fmt: skip
@@ -305,6 +315,14 @@ def test_the_other_addresses(url):
     counts = CLIENT.get(url + "/metrics").text
     assert 'notepad:request_success_total{finished_reason="length"}' in counts
     assert "notepad:num_requests_running 0.0" in counts
+
+
+def test_a_models_card_has_the_limit_of_its_answers():
+    """Of a reading's in several contexts, the limit of all of them."""
+    rules = dataclasses.replace(fakes.rules(), max_answer=10, answer_chunks=3, carry=2)
+    policy = served(Arithmetic(), rules=rules)
+    assert policy.card(NAME)["max_completion_tokens"] == policy.max_completion
+    assert policy.card(f"{NAME}:notepad")["max_completion_tokens"] == rules.longest_answer > 10
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(url):
@@ -411,6 +429,8 @@ def test_who_hangs_up_leaves_nothing_behind(path, body, stream):
         for wire in wires:
             wire.close()
         until(lambda: streamer.running + streamer.waiting + streamer.seats == 0)
+        gone = "notepad:request_aborted_total 3.0"
+        until(lambda: gone in CLIENT.get(url + "/metrics").text)
         counts = CLIENT.get(url + "/metrics").text
         assert "notepad:num_requests_running 0.0" in counts
         assert "notepad:request_failed_total 0.0" in counts

@@ -4,6 +4,7 @@ The policy is arithmetic (`fake`), or a parrot. After every test nothing went wr
 nothing but the server was asked for anything.
 """
 
+import dataclasses
 import json
 import re
 
@@ -17,7 +18,7 @@ from notepad_jax.serve.browser import page_cache
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Finish, Piece, tokens
 from tests.report.made_traces import HOSTILE, endless, training
-from tests.serve.fake import DOCUMENT, TOKENIZER, Arithmetic, running, served, until
+from tests.serve.fake import DOCUMENT, NAME, TOKENIZER, Arithmetic, running, served, until
 from tests.serve.wire import Wire
 from tests.support.chromium import CHROMIUM, Browser
 
@@ -114,6 +115,14 @@ def test_all_of_it_by_keys(browser):
         browser.wait("location.hash === '#reading=1&turn=2'")
         browser.ask("history.back()")
         browser.wait("document.querySelectorAll('.answer q').length === 2")  # as it was
+
+
+def test_it_names_the_policy_that_reads_here(browser):
+    policy = served(Arithmetic())
+    policy = dataclasses.replace(policy, beside=(dataclasses.replace(policy, name="other"),))
+    with running(policy, views=pages.views(None)) as url:
+        home(browser, url)
+        assert text(browser, "#model") == f"{NAME}:notepad reads here."
 
 
 def test_a_file_is_dropped_or_chosen_and_refusals_are_in_the_servers_words(browser, tmp_path):

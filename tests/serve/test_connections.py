@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import uvicorn
+from uvicorn.protocols.websockets import auto
 
 from notepad_jax.serve.http.connections import (
     OTHERS,
@@ -134,6 +135,15 @@ def test_who_has_no_key_may_not_wait(more):
         for _ in range(2):  # and who has it keeps his
             line.sendall(f"{QUIET}{KNOWN}\r\n".encode())
             assert heard(line, b"200")
+
+
+def test_an_upgrade_is_a_request_as_any_other(monkeypatch):
+    """Also where a library for websockets is installed: its connections have no deadlines."""
+    made = []
+    monkeypatch.setattr(auto, "AutoWebSocketsProtocol", lambda *_, **__: made.append(_))
+    with running(served(Arithmetic()), limits=PATIENT) as url:
+        line = line_to(url, f"{QUIET}Upgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n")
+        assert until_its_end(line).startswith(b"HTTP/1.1 200") and made == []
 
 
 def test_at_the_limit_who_has_been_sending_for_longest_gives_way():

@@ -52,7 +52,9 @@ def test_a_generation_has_ids_in_and_ids_out():
         assert [p for p, _, _ in about["output_token_logprobs"]] == [-1 / 8, -2 / 8, -3 / 8, -0.5]
         assert about["finish_reason"] == {"type": "length", "length": 4}
         assert about["prompt_tokens"] == 7 and about["weight_version"] == "7"
-        several = post(url, "/generate", input_ids=[IDS, IDS[:2]], sampling_params=how | {"n": 2})
+        none = {"top_logprobs_num": 0, "return_text_in_logprobs": False, "logprob_start_len": -1}
+        several = post(url, "/generate", input_ids=[IDS, IDS[:2]], sampling_params=how | {"n": 2},
+                       stream=None, **none)  # fmt: skip
         assert len(several.json()) == 4
         for bad, param in (
             ({"input_ids": IDS, "sampling_params": {"top_k": 5}}, "sampling_params.top_k"),
@@ -60,6 +62,9 @@ def test_a_generation_has_ids_in_and_ids_out():
             ({"text": "a", "input_ids": IDS}, "input_ids"), ({}, "input_ids"),
             ({"input_ids": IDS, "sampling_params": 3}, "sampling_params"),
             ({"input_ids": IDS, "\ud800": 1}, "\\ud800"),
+            ({"input_ids": IDS, "top_logprobs_num": 3}, "top_logprobs_num"),
+            ({"input_ids": IDS, "return_text_in_logprobs": True}, "return_text_in_logprobs"),
+            ({"input_ids": IDS, "logprob_start_len": 0}, "logprob_start_len"),
         ):  # fmt: skip
             reply = CLIENT.post(url + "/generate", content=json.dumps(bad))
             assert reply.status_code == 400 and reply.json()["error"]["param"] == param

@@ -9,6 +9,9 @@ import pytest
 from notepad_jax.serve.completions import messages
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import dialogue
+from notepad_jax.serve.readings.evidence import Origins
+from notepad_jax.text.chunks import ChunkedDocument
+from notepad_jax.types import NO_TOKENS, TextDocument
 from tests.serve.fake import NAME, TOKENIZER
 
 WORDS = "ann says the secret code of bob is blue . " * 3
@@ -163,13 +166,36 @@ def test_a_file_that_was_sent_again_under_its_name_is_another_document(url):
     assert again.json()["usage"]["notepad"][0]["turns"] > 3
 
 
+def state(document: ChunkedDocument) -> dialogue.Known:
+    return dialogue.Known(NO_TOKENS, 0, Origins(), document)
+
+
+def document(tokens: int) -> ChunkedDocument:
+    """Of which so many tokens were read."""
+    made = ChunkedDocument(TOKENIZER, TextDocument(""), 8)
+    made.tokens_read = tokens
+    return made
+
+
 def test_what_was_used_longest_ago_is_forgotten():
-    known = dialogue.Memories(most=2)
+    known, states = dialogue.Memories(most=2), {one: state(document(1)) for one in "abc"}
     for one in "ab":
-        known.keep(one, "x", one)
-    assert known.get("a", " x ") == "a"
-    known.keep("c", "x", "c")
-    assert [known.get(one, "x") for one in "abc"] == ["a", None, "c"]
+        known.keep(one, "x", states[one])
+    assert known.get("a", " x ") is states["a"]
+    known.keep("c", "x", states["c"])
+    assert [known.get(one, "x") for one in "abc"] == [states["a"], None, states["c"]]
+
+
+def test_documents_that_are_remembered_have_a_bound_of_tokens():
+    """Their ids lie on the temporary disk. One is counted once, and the last stays in any case."""
+    known, shared = dialogue.Memories(tokens=10), document(6)
+    for answer in "xyz":
+        known.keep("shared", answer, state(shared))
+    known.keep("small", "x", state(document(4)))
+    assert all(known.get("shared", answer) for answer in "xyz")
+    known.keep("large", "x", state(document(99)))
+    assert known.get("large", "x") and known.get("small", "x") is None
+    assert not any(known.get("shared", answer) for answer in "xyz")
 
 
 # ---------------------------------------------------------------- what ordinary clients send

@@ -5,6 +5,7 @@ import errno
 import json
 import shutil
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
+from notepad_jax.serve.completions.admission import RequestQueue
+from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import routes
+from notepad_jax.serve.readings.journal import Journal
+from notepad_jax.serve.readings.read_ahead import ReadAhead
 from notepad_jax.text import chunks
 from notepad_jax.types import CompleterFailed, tokens
 from tests.serve import fake
@@ -188,6 +193,50 @@ def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
             assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
 
 
+def test_a_journal_is_read_once_for_all_its_readings(tmp_path, monkeypatch):
+    """When it is taken up again, and for its trace, once to see how far each is, and once more."""
+    with library(tmp_path, Arithmetic(pause=0.01)) as (url, _):
+        there = begin(url, samples=8)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 32)
+    parsed, line = [], Journal._line
+    monkeypatch.setattr(Journal, "_line", lambda *about: parsed.append(about[2]) or line(*about))
+    with library(tmp_path, text=None) as (url, streamer):
+        path = url + there[there.index("/v1") :]
+        until(lambda: streamer.asked)
+        assert len(parsed) < 3 * len(set(parsed))
+        lines = whole(path)["usage"]["turns"]
+        parsed.clear()
+        assert CLIENT.get(f"{path}/trace?turns=true").status_code == 200
+        assert len(parsed) == 2 * lines
+
+
+def test_readings_that_wait_for_a_place_count_as_no_request_and_keep_nobody_waiting(
+    tmp_path, monkeypatch
+):
+    with running(served(Arithmetic(slots=1, pause=0.02)), folder=tmp_path) as url:
+        CLIENT.put(f"{url}/v1/files/book", content=DOCUMENT)
+        paths = [begin(url, questions=["who ?"], samples=1).removeprefix(url) for _ in range(3)]
+    threads, lines = [], Journal.lines
+    monkeypatch.setattr(
+        Journal, "lines", lambda *about: threads.append(threading.current_thread()) or lines(*about)
+    )
+    streamer, refused = Arithmetic(slots=1, pause=30), []
+    admitted = RequestQueue.admitted
+
+    def counted(*about):
+        refused.append(len(about))
+        return admitted(*about)
+
+    monkeypatch.setattr(RequestQueue, "admitted", counted)
+    with running(served(streamer), waiting=0, folder=tmp_path) as url:
+        until(lambda: streamer.running and len(refused) > 3)  # two are refused again and again
+        assert [CLIENT.get(url + path).json()["status"] for path in paths] == ["in_progress"] * 3
+        assert "request_refused_total 0.0" in CLIENT.get(f"{url}/metrics").text
+        assert CLIENT.post(f"{url}/v1/readings", json=ASKED).status_code == 429
+        assert "request_refused_total 1.0" in CLIENT.get(f"{url}/metrics").text
+    assert {one.name.split("_")[0] for one in threads} == {"asyncio"}  # not in the event loop's
+
+
 def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):
     folder = tmp_path / "readings"
     notes, half, strange = (folder / name for name in ("notes", f"reading_{'0' * 24}",
@@ -315,6 +364,19 @@ def test_a_reading_whose_engine_failed_goes_on_with_the_next_server(tmp_path):
 
 def full(*_) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("status", [502, 507])
+def test_a_disk_or_a_bucket_that_comes_back_ends_no_detached_reading(tmp_path, status):
+    def lost(*_):
+        raise Refusal(status, "nothing comes from there now")
+
+    with library(tmp_path) as (url, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReadAhead, "__getitem__", lost)
+        there = begin(url)
+        assert whole(there)["status"] == "failed"
+    with library(tmp_path, text=None) as (url, _):
+        assert whole(url + there[there.index("/v1") :])["status"] == "completed"
 
 
 def test_a_full_temporary_disk_is_a_507(url, monkeypatch):

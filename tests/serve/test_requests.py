@@ -83,6 +83,12 @@ def test_a_bad_chat_is_refused_by_the_name_of_its_parameter(changed, param):
     assert refusal(requests.chat, CHAT | changed).error["param"] == param
 
 
+def test_prompts_that_are_too_many_are_counted():
+    for one in ("a", [5]):
+        said = str(refusal(requests.completion, TEXT | {"prompt": [one] * 129}))
+        assert said == "there are 129 prompts and may be 128"
+
+
 @pytest.mark.parametrize("changed, param", BAD_OF_BOTH + BAD_OF_COMPLETIONS, ids=str)
 def test_a_bad_completion_is_refused_by_the_name_of_its_parameter(changed, param):
     assert refusal(requests.completion, TEXT | changed).error["param"] == param

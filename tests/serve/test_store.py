@@ -9,6 +9,7 @@ import http.client
 import json
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import openai
@@ -166,8 +167,17 @@ def test_a_file_that_is_put_has_its_name_and_takes_anothers_place(url, folder):
     assert said(ask(url, file_part("my book.txt"), QUESTION)) == whole
 
 
+@pytest.mark.parametrize("name", ["My\u00a0book.txt", "資料\u3000最終.txt", "at 9.41\u202fAM.txt"])
+def test_names_may_have_the_spaces_of_all_writings(name, url):
+    assert CLIENT.put(f"{url}/v1/files/{quote(name)}", content=WORDS).json()["id"] == name
+    form = {"files": {"file": (name, b"words")}, "data": {"purpose": "user_data"}}
+    assert CLIENT.post(f"{url}/v1/files", **form).json()["filename"] == name
+    there = CLIENT.get(f"{url}/v1/files/{quote(name)}/content")
+    assert quote(name) in there.headers["content-disposition"]
+
+
 NAMES = ["..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "../../etc/passwd", "a%00b", "a" * 300, "a%7fb",
-         "file-1", "a%5cb", "", "/etc/passwd"]  # fmt: skip
+         "file-1", "a%5cb", "", "/etc/passwd", "a%e2%80%a8b", "a%e2%80%aeb"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -251,8 +261,8 @@ def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
 def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch):
     before = left(folder)
 
-    def full(write, data):
-        write(data[: len(data) // 2])
+    def full(file, data):
+        file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store, "write_all", full)
@@ -363,12 +373,12 @@ def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
     monkeypatch.setattr(uploads, "MOST", 3)
     with Files(tmp_path) as files:
         every = uploads.Uploads(files)
-        known = [every.begin("x", 1, "text/plain", "user_data") for _ in range(3)]
+        known = [every.begin("x", 1, "user_data") for _ in range(3)]
         with pytest.raises(Refusal) as refused:
-            every.begin("x", 1, "text/plain", "user_data")
+            every.begin("x", 1, "user_data")
         assert refused.value.status == 429 and "complete or cancel" in str(refused.value)
         known[1].end("cancelled")
-        known.append(every.begin("x", 1, "text/plain", "user_data"))
+        known.append(every.begin("x", 1, "user_data"))
         assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
         with pytest.raises(Refusal):
             every.get(known[1].id)
@@ -386,10 +396,32 @@ def test_parts_of_an_upload_that_nobody_completes_go_with_the_server(tmp_path):
 def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, monkeypatch):
     with Files(tmp_path) as kept:
         every = uploads.Uploads(kept)
-        old, busy = (every.begin("x", 4, "text/plain", "user_data") for _ in range(2))
+        old, busy = (every.begin("x", 4, "user_data") for _ in range(2))
         for one in (old, busy):
             every.add(one, kept.arriving())
         busy.status = "completing"
         monkeypatch.setattr(uploads, "LIFETIME", 0)
         every.expire()
         assert left(tmp_path) == 1 and busy.parts and not old.parts
+
+
+def test_an_upload_that_is_being_put_together_is_asked_for_again_later(tmp_path):
+    """By a client that gave up on it, or a proxy: stock ones ask again after a 409."""
+
+    async def go() -> None:
+        with Files(tmp_path) as kept:
+            every = uploads.Uploads(kept)
+            one = every.begin("x", 4, "user_data")
+            coming = kept.arriving()
+            await coming.add(b"word")
+            await coming.end()
+            ids = [every.add(one, coming)["id"]]
+            first = asyncio.ensure_future(every.complete(one, ids, None))
+            while one.status == "pending":
+                await asyncio.sleep(0)
+            with pytest.raises(Refusal, match="put together") as refused:
+                await every.complete(one, ids, None)
+            assert refused.value.status == 409 and refused.value.headers["Retry-After"] == "1"
+            assert await first is await every.complete(one, ids, None)
+
+    asyncio.run(go())

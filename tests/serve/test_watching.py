@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from notepad_jax.serve.readings import single_flight
+from tests.serve import fake
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, until
 
 CLIENT = httpx2.Client(timeout=30)
@@ -88,6 +89,22 @@ def test_equal_readings_run_once_where_their_answers_must_be_equal(headers, more
         for thread in threads:
             thread.join(30)
         assert len(replies) == 3 and (runs == 3 or len(set(replies)) == 1)
+
+
+@pytest.mark.parametrize("changed", ["file", "weights"])
+def test_equal_readings_of_another_file_or_by_other_weights_are_others(changed, monkeypatch):
+    streamer, replies = Arithmetic(pause=0.03), []
+    with library(streamer=streamer) as (url, _):
+        threads = [posted(url, replies)]
+        until(lambda: streamer.asked)
+        if changed == "file":
+            CLIENT.put(f"{url}/v1/files/book", content="red " * 40)
+        monkeypatch.setattr(fake, "FINGERPRINT", "np-7" if changed == "file" else "np-8")
+        threads += [posted(url, replies) for _ in range(2)]
+        until(lambda: streamer.seats == 2)
+        for thread in threads:
+            thread.join(30)
+    assert len(set(replies)) == (2 if changed == "file" else 1)  # these weights answer alike
 
 
 @pytest.mark.parametrize("pause", [0.04, 0.1], ids=["ended", "runs"])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import threading
+import time
 from types import SimpleNamespace
 
 import h11
@@ -70,6 +71,24 @@ def test_an_engine_that_is_silent_is_alive_for_a_while_and_not_ready(monkeypatch
     with running(served(Arithmetic(), alive=never)) as url:
         assert probed(url, "/health") == (200, "")
         assert "may be compiling" in probed(url, "/ready")[1]
+        monkeypatch.setattr(health, "SILENT", 0.0)
+        assert "has not answered" in probed(url, "/health")[1]
+
+
+def test_an_engine_that_nobody_asked_is_not_silent(monkeypatch):
+    """The first probe after half an hour may meet a launch."""
+    monkeypatch.setattr(health, "SOON", 0.01)
+    silent = []
+
+    async def alive():
+        await asyncio.sleep(60 if silent else 0)
+
+    with running(served(Arithmetic(), alive=alive)) as url:
+        assert probed(url, "/health") == (200, "")
+        silent.append(1)
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+        monkeypatch.setattr(health, "time", clock)
+        assert probed(url, "/health") == (200, "")
         monkeypatch.setattr(health, "SILENT", 0.0)
         assert "has not answered" in probed(url, "/health")[1]
 

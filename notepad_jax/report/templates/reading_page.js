@@ -209,7 +209,8 @@
 
   addEventListener("popstate", arrive);
   api.models().then(({ data }) => {
-    at("model").textContent = visible(data.at(-1).id) + " reads here.";
+    const reader = data.find((one) => one.id.endsWith(":notepad")); // the first policy's
+    at("model").textContent = visible(reader.id) + " reads here.";
   }).catch(complain);
   arrive();
 })();

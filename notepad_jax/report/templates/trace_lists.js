@@ -6,7 +6,8 @@
 
 // What can be shown by colour: `of` a reading or a turn a share in [0, 1], or null.
 function shadesFor(readings) {
-  const most = (name) => Math.max(0, ...readings.map((one) => Math.abs(one[name] ?? 0)));
+  // Not Math.max(...): a call takes some 125,000 arguments, and there may be more readings.
+  const most = (name) => readings.reduce((top, one) => Math.max(top, Math.abs(one[name] ?? 0)), 0);
   const far = { advantage: most("advantage"), staleness: most("staleness") };
   const known = (name) => readings.some((one) => one[name] !== null);
   const kept = readings.some((one) => one.kept);

@@ -32,7 +32,7 @@ class Renderers:
     """The pages of a server, each as bytes or as the function that renders it."""
 
     reading: bytes  # the page at /
-    listing: Callable[[Sequence[Mapping[str, Any]], bool], bytes]  # report.server_pages.listing
+    listing: Callable[[Sequence[Mapping[str, Any]], bool], bytes]  # programs.pages.listing
     notice: Callable[[str, str, bool], bytes]  # title, words, whether to ask again soon
     entry: Callable[[str], bytes]  # asks for the key; says what was wrong with the last
     trace: MakeTrace

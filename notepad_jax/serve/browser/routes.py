@@ -42,11 +42,11 @@ class PageRoutes:
         self._views, self._readings, self._write_trace = views, readings, write_trace
         self._sessions, self._cache = sessions, PageCache()
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of these pages."""
 
         def route(path: str, handler: Handler, method: str = "GET") -> Route:
-            return Route(path, handled(self._said(handler)), methods=[method])
+            return Route(path, self._said(handler), methods=[method])
 
         name = f"{TRACES}/{{name}}"
         found = [

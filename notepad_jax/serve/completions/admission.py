@@ -39,7 +39,6 @@ class RequestQueue:
         full = self.choices + choices > self._most
         over = self._most_tokens and self.choices and self.tokens + tokens > self._most_tokens
         if full or over:
-            self.counts.refused.inc()
             wait = math.ceil(self._seconds * self.choices / self.slots)
             raise Refusal(
                 429, "the server is busy; come again later", None, "rate_limit_exceeded",

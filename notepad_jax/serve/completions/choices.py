@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from notepad_jax import waiting
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.types import (
     Alternatives,
@@ -90,34 +91,18 @@ async def completed(
     return Completion(tokens(made.tokens), logprobs, finish, made.version)
 
 
-async def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
+def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
     """Yields the deltas of all choices, merged as they come. One that fails ends all the others."""
-    ready: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
 
-    async def follow(course: AsyncGenerator[Delta]) -> None:
-        try:
+    async def every(tell: Callable[[Delta], None]) -> None:
+        async def follow(course: AsyncGenerator[Delta]) -> None:
             async with contextlib.aclosing(course):
                 async for delta in course:
-                    ready.put_nowait(delta)
-            ready.put_nowait(None)
-        except Exception as failure:
-            ready.put_nowait(failure)
+                    tell(delta)
 
-    running = [asyncio.ensure_future(follow(course)) for course in courses]
-    try:
-        left = len(running)
-        while left:
-            what = await ready.get()
-            if isinstance(what, BaseException):
-                raise what
-            if what is None:
-                left -= 1
-            else:
-                yield what
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await waiting.all_of(map(follow, courses))
+
+    return told(every)
 
 
 async def told(
@@ -140,8 +125,7 @@ async def told(
                 raise what
             yield what
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await waiting.end(running)
 
 
 @dataclasses.dataclass

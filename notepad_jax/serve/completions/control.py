@@ -15,12 +15,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from typing import Any
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from notepad_jax import waiting
 from notepad_jax.serve.completions import requests
 from notepad_jax.serve.completions.choices import WholeChoice
+from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.completions.requests import Body, Continue
 from notepad_jax.serve.completions.responses import Completions
-from notepad_jax.serve.http.errors import bad, plain
+from notepad_jax.serve.http import bodies
+from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
+from notepad_jax.serve.http.web import answer, body_of
 from notepad_jax.types import (
     NO_TOKENS,
     Completion,
@@ -31,6 +38,8 @@ from notepad_jax.types import (
     Streamer,
     tokens,
 )
+
+PATHS = ("/pause", "/resume", "/update_weights", "/is_paused", "/weight_info")
 
 Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
 Adopt = Callable[[str, int | None], Awaitable[Mapping[str, Any]]]
@@ -118,8 +127,7 @@ class _Behind:
                         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         if not coming.done():
-                            coming.cancel()
-                            await asyncio.gather(coming, return_exceptions=True)
+                            await waiting.end(coming)
                     if coming.cancelled():
                         yield Piece(NO_TOKENS, nothing, Finish.CANCELLED, version)
                         return
@@ -131,6 +139,59 @@ class _Behind:
             finally:
                 given_up.cancel()
                 await pieces.aclose()
+
+
+class Trainers:
+    """Handlers of the endpoints for trainers, over a gate and the served policy."""
+
+    def __init__(self, gate: Gate, served: Served) -> None:
+        self._gate, self._served = gate, served
+
+    def routes(self) -> list[Route]:
+        """Returns the routes in `PATHS`."""
+        posted = (self.pause, self.resume, self.update_weights)
+        read = (self.is_paused, self.weight_info)
+        return [Route(path, verb, methods=["POST" if verb in posted else "GET"])
+                for path, verb in zip(PATHS, (*posted, *read), strict=True)]  # fmt: skip
+
+    async def pause(self, request: Request) -> Response:
+        mode = request.query_params.get("mode", "wait")
+        if mode not in ("wait", "abort"):
+            raise bad("mode", f"mode is {shown(mode)}; use wait or abort")
+        if not await self._gate.pause(abort=mode == "abort"):
+            raise Refusal(409, "the server was resumed before its turns had ended; pause it again",
+                          None, "resumed")  # fmt: skip
+        return answer({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        self._gate.resume()
+        return answer({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        return answer({"is_paused": self._gate.paused})
+
+    async def weight_info(self, request: Request) -> Response:
+        return answer(self._weights())
+
+    async def update_weights(self, request: Request) -> Response:
+        body = bodies.parsed(await body_of(request))
+        bodies.check_names(body, ("folder", "version"))
+        version = body.get("version")
+        if not isinstance(body.get("folder"), str):
+            raise bad("folder", "folder must be a run, as runs/mine@40, or a folder of weights")
+        if version is not None and (type(version) is not int or not 0 <= version < 2**31):
+            raise bad("version", f"version is {shown(version)}; it must be a whole number")
+        try:
+            await self._gate.adopt(body["folder"], version)
+        except (ValueError, OSError) as error:
+            raise bad("folder", f"these weights are not adopted: {error}") from None
+        return answer(self._weights())
+
+    def _weights(self) -> dict[str, Any]:
+        return {
+            "policy_version": self._served.version(),
+            "system_fingerprint": self._served.fingerprint(),
+        }
 
 
 # ---------------------------------------------------------------- /generate
@@ -145,19 +206,19 @@ _SAMPLING_ONLY = {
     "skip_special_tokens": (True, False), "spaces_between_special_tokens": (True,),
     "no_stop_trim": (False,),
 }  # fmt: skip
-_GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid", "stream",
-             "return_text_in_logprobs", "logprob_start_len", "top_logprobs_num")  # fmt: skip
+_GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid")
+_GENERATE_ONLY = {"stream": False, "logprob_start_len": -1, "top_logprobs_num": 0,
+                  "return_text_in_logprobs": False}  # fmt: skip
 
 
 def generation(body: Body, model: str) -> Continue:
     """Returns a checked body of /generate as the completion that it asks for."""
-    for name in body:
-        if name not in _GENERATE:
+    for name, value in body.items():
+        if name in _GENERATE_ONLY and value not in (None, _GENERATE_ONLY[name]):
+            raise bad(name, f"{name} is not supported here; leave it out")
+        if name not in _GENERATE and name not in _GENERATE_ONLY:
             name = plain(name)
             raise bad(name, f"there is no parameter {name} here; leave it out")
-    if body.get("stream") or body.get("logprob_start_len") not in (None, -1):
-        name = "stream" if body.get("stream") else "logprob_start_len"
-        raise bad(name, f"{name} is not supported here; leave it out")
     given = body.get("sampling_params") or {}
     if not isinstance(given, dict):
         raise bad("sampling_params", "sampling_params must be an object")
@@ -168,11 +229,10 @@ def generation(body: Body, model: str) -> Continue:
             raise bad(name, f"{name} is not supported; leave it out")
     if ("text" in body) == ("input_ids" in body):
         raise bad("input_ids", "give one of input_ids and text")
-    top = body.get("top_logprobs_num") or 0
     return requests.completion(
         {_SAMPLING[name]: value for name, value in given.items() if name in _SAMPLING}
         | {"model": model, "prompt": body.get("text", body.get("input_ids"))}
-        | ({"logprobs": top} if body.get("return_logprob") else {})
+        | ({"logprobs": 0} if body.get("return_logprob") else {})
     )
 
 

@@ -113,7 +113,7 @@ class Served:
             "owned_by": "notepad_jax",
             "root": self.name,
             "max_model_len": self.max_prompt + self.max_completion,
-            "max_completion_tokens": rules.max_answer if notepad else self.max_completion,
+            "max_completion_tokens": rules.longest_answer if notepad else self.max_completion,
             "policy_version": self.version(),
             "system_fingerprint": self.fingerprint(),
             **({"notepad": limits} if notepad else {}),

@@ -17,7 +17,7 @@ from notepad_jax.serve.completions.messages import Message, messages
 from notepad_jax.serve.http.bodies import Body, check_names, flag, text, whole
 from notepad_jax.serve.http.errors import bad, plain, shown
 from notepad_jax.text.token_blocks import well_formed
-from notepad_jax.types import MOST_TOP_LOGPROBS, SamplingParams
+from notepad_jax.types import MOST_TOP_LOGPROBS, Grammar, SamplingParams
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -63,6 +63,14 @@ class How:
     def seed_of(self, index: int, otherwise: int) -> int:
         """The seed of choice `index`: of the request's seed, or where it has none, `otherwise`."""
         return hashed_seed("choice", otherwise if self.seed is None else self.seed, index)
+
+    def sampling(
+        self, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
+    ) -> SamplingParams:
+        """Returns how a choice is sampled; what the request leaves open is 1, as OpenAI has it."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        top_p, top = 1.0 if self.top_p is None else self.top_p, self.top_logprobs
+        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,11 +275,12 @@ def _prompts(body: Body) -> tuple[str | tuple[int, ...], ...]:
     value = body.get("prompt")
     if isinstance(value, str):
         return (well_formed(value),)
-    if isinstance(value, list) and value and len(value) <= MOST_CHOICES:
+    if isinstance(value, list) and value:
+        if not isinstance(value[0], str | list):
+            return (token_ids(value, "prompt"),)
+        if len(value) > MOST_CHOICES:
+            raise bad("prompt", f"there are {len(value)} prompts and may be {MOST_CHOICES}")
         if all(isinstance(one, str) for one in value):
             return tuple(map(well_formed, value))
-        if all(isinstance(one, list) for one in value):
-            return tuple(token_ids(one, "prompt") for one in value)
-    if isinstance(value, list) and value:
-        return (token_ids(value, "prompt"),)
+        return tuple(token_ids(one, "prompt") for one in value)
     raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")

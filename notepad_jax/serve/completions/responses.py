@@ -87,7 +87,7 @@ class Reply(abc.ABC):
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage: dict[str, Any] = {}
-        if self.how.include_usage:
+        if self.how.include_usage or self.how.continuous_usage:
             usage = {"usage": self.usage() if self.how.continuous_usage else None}
         return {"object": self.chunk_kind, **self._head, "choices": choices, **usage}
 

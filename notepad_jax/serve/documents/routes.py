@@ -18,7 +18,7 @@ from notepad_jax.serve.documents import multipart, uploads
 from notepad_jax.serve.documents.store import LARGEST, PURPOSES, Files, name_of, put_name
 from notepad_jax.serve.documents.uploads import Uploads
 from notepad_jax.serve.http import bodies
-from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
+from notepad_jax.serve.http.errors import bad, plain, shown
 from notepad_jax.serve.http.web import OpenFile, answer, body_of
 
 MOST_LISTED = 10_000
@@ -33,11 +33,11 @@ class FileRoutes:
     def __init__(self, files: Files) -> None:
         self.files, self.uploads = files, Uploads(files)
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of these endpoints."""
 
         def route(path: str, method: str, handler: Handler) -> Route:
-            return Route(path, handled(handler), methods=[method])
+            return Route(path, handler, methods=[method])
 
         upload = "/v1/uploads/{id}"
         return [
@@ -125,9 +125,8 @@ class FileRoutes:
         size = bodies.whole(body, "bytes", 0, 2**63)
         if size is None:
             raise bad("bytes", "bytes is missing; say how long the file will be")
-        name = name_of(_text(body, "filename"), "filename")
-        kind = _text(body, "mime_type", "text/plain")
-        upload = self.uploads.begin(name, size, kind, purpose)
+        name = name_of(bodies.text(body, "filename", "say what the file is called"), "filename")
+        upload = self.uploads.begin(name, size, purpose)
         # Its parts are dropped in time, also if no other request comes.
         asyncio.get_running_loop().call_later(uploads.LIFETIME + 1, self.uploads.expire)
         return answer(upload.card())
@@ -150,7 +149,7 @@ class FileRoutes:
         ids = body.get("part_ids")
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             raise bad("part_ids", "part_ids must be the list of the parts' ids, in their order")
-        md5 = _text(body, "md5") if body.get("md5") is not None else None
+        md5 = None if body.get("md5") is None else bodies.text(body, "md5", "leave it out")
         return answer((await self.uploads.complete(upload, ids, md5)).card())
 
     async def cancel(self, request: Request) -> Response:
@@ -164,11 +163,3 @@ def _purpose(purpose: Any) -> str:
         what = "is missing" if purpose is None else f"is {shown(purpose)}"
         raise bad("purpose", f"purpose {what}; files are documents here: use {PURPOSES[0]}")
     return purpose
-
-
-def _text(body: bodies.Body, name: str, usual: str | None = None) -> str:
-    value = body.get(name, usual)
-    if not isinstance(value, str) or len(value) > bodies.LONGEST_NAME:
-        raise Refusal(400, f"{name} must be a text of at most {bodies.LONGEST_NAME} characters",
-                      name)  # fmt: skip
-    return value

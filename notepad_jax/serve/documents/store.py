@@ -30,7 +30,7 @@ from notepad_jax.serve.documents.refusals import disk, full, no_file, too_large
 from notepad_jax.serve.documents.roots import DocumentRoots, is_address
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, bad, shown
-from notepad_jax.telemetry.identity import sync
+from notepad_jax.telemetry.identity import sync, write_all
 
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
@@ -38,6 +38,7 @@ LONGEST_NAME = 200  # characters
 PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")  # of all writings
 _MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class Arriving:
 
     def _write(self, data: bytes, final: bool) -> None:
         with disk():
-            write_all(self._file.write, data)
+            write_all(self._file, data)
         self._digest.update(data)
         if self.flaw is None:
             self.flaw = self._problem(data, final)
@@ -278,7 +279,8 @@ def _blocks(id: str, path: Path) -> Iterator[bytes]:
 def name_of(text: str, param: str) -> str:
     """Returns a file's name without the folders before it; Refusal for one that is none."""
     name = text.replace("\\", "/").rpartition("/")[2]
-    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME or name in (".", ".."):
+    plain = _SPACES.sub(" ", name)  # Python takes no other for printable
+    if not plain.isprintable() or not 0 < len(name) <= LONGEST_NAME or name in (".", ".."):
         raise bad(
             param, f"{shown(text)} is no name of a file; use 1 to {LONGEST_NAME} printable "
             f"characters"
@@ -304,13 +306,6 @@ def _on_disk(data: Path, card: Path, one: StoredFile) -> None:
         card.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")
         sync(data)
         sync(card)
-
-
-def write_all(write: Callable[[memoryview], int], data: bytes) -> None:
-    """Writes all of `data` with a function that may write less."""
-    left = memoryview(data)
-    while left:
-        left = left[write(left) :]
 
 
 async def in_thread(work: Callable[..., T], *about: Any) -> T:

@@ -32,7 +32,6 @@ class Upload:
     id: str
     filename: str
     bytes: int  # that all parts have together
-    mime_type: str
     purpose: str
     created_at: int
     status: str = "pending"
@@ -63,7 +62,7 @@ class Uploads:
         self._files = files
         self._known: dict[str, Upload] = {}
 
-    def begin(self, filename: str, size: int, mime_type: str, purpose: str) -> Upload:
+    def begin(self, filename: str, size: int, purpose: str) -> Upload:
         """Returns a new upload; Refusal where it is too large, or too many are under way."""
         self.expire()
         if size > LARGEST:
@@ -77,17 +76,21 @@ class Uploads:
                     "rate_limit_error", {"Retry-After": "60"},
                 )  # fmt: skip
             del self._known[ended.id]
-        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type, purpose,
-                     int(time.time()))  # fmt: skip
-        self._known[one.id] = one
+        id = f"upload_{secrets.token_hex(12)}"
+        one = self._known[id] = Upload(id, filename, size, purpose, int(time.time()))
         return one
 
     def get(self, id: str, pending: bool = True) -> Upload:
-        """Returns an upload; Refusal if there is none, or it is not `pending`."""
+        """Returns an upload; Refusal if there is none, or it is not `pending`: 409 for a while."""
         one = self._known.get(id)
         if one is None or one.created_at + LIFETIME <= time.time():
             message = f"there is no upload {shown(id)}, or it is over an hour old; begin it again"
             raise Refusal(404, message, "upload_id", "upload_not_found")
+        if pending and one.status == "completing":
+            raise Refusal(
+                409, f"the upload {id} is being put together; ask again later", "upload_id",
+                "upload_completing", headers={"Retry-After": "1"},
+            )  # fmt: skip
         if pending and one.status != "pending":
             raise bad("upload_id", f"the upload {id} is {one.status}; begin another")
         return one

@@ -15,7 +15,6 @@ from typing import Any
 from notepad_jax.serve.http.errors import Refusal, bad, plain, shown
 
 Body = Mapping[str, Any]
-LONGEST_NAME = 256  # characters
 
 # They name a user or what may be cached, and change no answer.
 ACCEPTED = ("user", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")

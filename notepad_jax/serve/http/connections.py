@@ -150,6 +150,7 @@ class Server(uvicorn.Server):
                 asgi, http="h11",  # whose errors `web` knows, also where httptools is installed
                 lifespan="on", log_level="warning", timeout_graceful_shutdown=farewell,
                 timeout_keep_alive=KEPT, server_header=False, access_log=False,
+                ws="none",  # else an upgrade makes a connection of a class that has no deadlines
             )
         )  # fmt: skip
         self.limits, self._dropped = limits, dropped

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notepad_jax import waiting
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.http.loopback import is_local
 from notepad_jax.serve.http.sessions import Sessions, own
@@ -142,18 +143,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
-        await _ended(working, gone)
+        await waiting.end(working, gone)
 
 
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _ended(*tasks: asyncio.Future) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Events(Response):
@@ -193,7 +188,7 @@ class Events(Response):
             last = event({"error": stopping().error})
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            await _ended(gone, *([coming] if coming else []))
+            await waiting.end(gone, *([coming] if coming else []))
             await self._events.aclose()
             await self._source.aclose()
 

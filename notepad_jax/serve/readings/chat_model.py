@@ -28,6 +28,7 @@ from notepad_jax.serve.completions.requests import Chat, How
 from notepad_jax.serve.documents.store import Files, in_thread
 from notepad_jax.serve.http.errors import bad
 from notepad_jax.serve.readings import dialogue
+from notepad_jax.serve.readings.dialogue import Known, Memories
 from notepad_jax.serve.readings.evidence import Origins, evidence
 from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
 from notepad_jax.types import (
@@ -47,19 +48,6 @@ FORM = (
     'send the document and the question as two parts of one message: "content": '
     '[{"type": "text", "text": DOCUMENT}, {"type": "text", "text": QUESTION}]'
 )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Known:
-    """The last state of a reading, from which it may answer again."""
-
-    memory: Tokens
-    next_chunk: int
-    origins: Origins
-    chunks: ReadAhead
-
-
-Memories = dialogue.Memories[Known]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,8 @@
 The first message of the user's brings the document and a question; what follows are questions
 about the same document, which the memory of that reading answers again. HTTP keeps nothing, so a
 client sends all of it every time, and `Memories` has what was read; without it, or where it is too
-long ago, the document is read again as it was. Above: `chat_model`; below: `messages`.
+long ago, the document is read again as it was. Above: `chat_model`; below: `messages` and
+`read_ahead`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
 
 from notepad_jax.serve.completions.messages import FilePart, Message
 from notepad_jax.serve.http.decoding import FileText
 from notepad_jax.serve.http.errors import bad
+from notepad_jax.serve.readings.evidence import Origins
+from notepad_jax.serve.readings.read_ahead import ReadAhead
+from notepad_jax.types import Tokens
 
 SYSTEM = ("system", "developer")
 TURNS = ("user", "assistant")
 KEPT = 128  # readings whose memories may answer again
-
-T = TypeVar("T")
+KEPT_TOKENS = 1 << 26  # of their documents, whose ids lie on the temporary disk: 256 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,26 +95,43 @@ def _following(message: Message, where: str) -> str:
     return message.parts[0]
 
 
-class Memories(Generic[T]):
-    """An LRU cache of the last states of readings, by document, question and answer."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Known:
+    """The last state of a reading, from which it may answer again."""
 
-    def __init__(self, most: int = KEPT) -> None:
-        self._most = most
-        self._known: collections.OrderedDict[tuple[str, str], T] = collections.OrderedDict()
+    memory: Tokens
+    next_chunk: int
+    origins: Origins
+    chunks: ReadAhead
 
-    def get(self, read: str, answer: str) -> T | None:
+
+class Memories:
+    """An LRU cache of the last states of readings, by document, question and answer.
+
+    Bounded by their number, and but for the last one by the tokens of their documents.
+    """
+
+    def __init__(self, most: int = KEPT, tokens: int = KEPT_TOKENS) -> None:
+        self._most, self._tokens = most, tokens
+        self._known: collections.OrderedDict[tuple[str, str], Known] = collections.OrderedDict()
+
+    def get(self, read: str, answer: str) -> Known | None:
         """Returns the state that the reading `read` came to when it answered so."""
         key = read, answer.strip()
         if key in self._known:
             self._known.move_to_end(key)
         return self._known.get(key)
 
-    def keep(self, read: str, answer: str, what: T) -> None:
+    def keep(self, read: str, answer: str, what: Known) -> None:
         """Stores a state, and drops the least recently used."""
         self._known[read, answer.strip()] = what
         self._known.move_to_end((read, answer.strip()))
-        if len(self._known) > self._most:
+        while len(self._known) > self._most or (len(self._known) > 1 and self._full()):
             self._known.popitem(last=False)
+
+    def _full(self) -> bool:
+        documents = {one.chunks for one in self._known.values()}  # choices share theirs
+        return sum(one.tokens_read for one in documents) > self._tokens
 
 
 def digest(

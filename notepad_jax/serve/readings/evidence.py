@@ -4,7 +4,8 @@ A memory is rewritten with every chunk, so what is known of it is since which ch
 words has been in it without a gap: as much as the memory is long, however long the document. The
 longest run of words that an answer shares with the last memory came with the chunk that brought
 the last of them. Of that chunk the sentence with these words is told, and its place in the
-document, in bytes. Nothing is computed by the model. Above: `chat_model` and `jobs`.
+document, in bytes. Nothing is computed by the model. Above: `chat_model` and `jobs`; below:
+`read_ahead`.
 """
 
 from __future__ import annotations
@@ -12,27 +13,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from notepad_jax.serve.http.errors import Refusal
-from notepad_jax.types import Document, Tokens
+from notepad_jax.serve.readings.read_ahead import ReadAhead, letters
 
 SHARE = 0.5  # of an answer's letters that must stand in the memory; less is chance
 NEAR = 1 << 14  # letters by which a tokenizer may have moved a place, by normalising what is before
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"""[.!?]+["'\u201d\u2019)\]]*\s+|\n+""")
-
-Decode = Callable[[Iterable[int]], str]
-
-
-class PlacedChunks(Protocol):
-    """A document's chunks, and how many letters stand before each."""
-
-    document: Document
-
-    def __getitem__(self, k: int) -> Tokens: ...
-
-    def letters_before(self, k: int) -> int: ...
 
 
 class Origins:
@@ -60,8 +49,9 @@ class Origins:
 
 
 def evidence(
-    origins: Origins, chunks: PlacedChunks, decode: Decode, question: str, answer: str
-) -> dict[str, Any] | None:
+    origins: Origins, chunks: ReadAhead, decode: Callable[[Iterable[int]], str], question: str,
+    answer: str,
+) -> dict[str, Any] | None:  # fmt: skip
     """Returns the provenance of an answer: where it entered the memory; None if it is not in it.
 
     `{text, chunk, sentence, bytes}`; the last two are None where no sentence of the chunk has
@@ -83,7 +73,8 @@ def evidence(
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
+    # Found first: casefold() makes marks of some letters (İ, ΐ), which would part a word.
+    return [word.casefold() for word in _WORD.findall(text)]
 
 
 def _letters(words: Sequence[str]) -> int:
@@ -121,11 +112,6 @@ def _sentence(chunk: str, text: str, about: set[str]) -> tuple[int, str] | None:
                 best, most = (letters(chunk[:start]), sentence.strip()), shared
         start = end
     return best
-
-
-def letters(text: str) -> int:
-    """Returns how many characters are no white space: what every tokenizer keeps."""
-    return sum(map(len, text.split()))
 
 
 def _place(pieces: Iterator[str], before: int, words: Sequence[str]) -> list[int] | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from notepad_jax import waiting
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import State
 from notepad_jax.reading.rules import Rules
@@ -84,10 +85,7 @@ class ReadingJobs:
 
     async def close(self) -> None:
         """Stops everything where it stands, so that `open` can go on."""
-        running = [one.task for one in self._known.values() if one.task]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await waiting.end(*(one.task for one in self._known.values() if one.task))
         for one in self._known.values():
             await one.journal.close()
 
@@ -184,10 +182,12 @@ class ReadingJobs:
                     await reading.end("cancelled")
                 raise
             except Exception as error:
-                # An engine that failed is this server's: the next one goes on.
-                broken = isinstance(error, CompleterFailed) and not reading.stopping
-                for_good = not (broken and reading.asked.detach)
-                await reading.end("failed", refused(error).error, for_good)
+                # An engine that failed is this server's, and a disk or a bucket comes back: the
+                # next one goes on.
+                refusal = refused(error)
+                passes = isinstance(error, CompleterFailed) or refusal.status in (502, 507)
+                for_good = reading.stopping or not (passes and reading.asked.detach)
+                await reading.end("failed", refusal.error, for_good)
 
     async def _admission(self, reading: ReadingOnDisk, place: contextlib.ExitStack) -> None:
         """Waits until the server is less busy: this reading was admitted before."""
@@ -217,14 +217,7 @@ class ReadingJobs:
                 async with free:
                     await self._read(reading, number, seat, *so_far, chunks)
 
-            every = zip(left, states, strict=True)
-            running = [asyncio.ensure_future(one(*about)) for about in every]
-            try:
-                await asyncio.gather(*running)
-            finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+            await waiting.all_of(map(one, left, states))
 
     def chunks(self, asked: ReadingRequest) -> ReadAhead:
         """Returns the chunks that all questions share.
@@ -326,10 +319,7 @@ class ReadingJobs:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self.rules_of(reading.asked)
         state = self._first(reading, number, chunks)
-        for line in reading.journal.lines():
-            name, data = line[0]
-            if name != "turn" or data["reading"] != number:
-                continue
+        for (_, data), *_ in reading.journal.lines(reading.courses[number].lines):
             kind, prompt = memory_agent.prompt(rules, template, state)
             made = Completion(
                 tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from notepad_jax.serve.documents.refusals import disk
-from notepad_jax.serve.documents.store import write_all
+from notepad_jax.telemetry.identity import write_all
 
 Happened = tuple[str, dict[str, Any]]  # the name of an event, and its data
 DONE = "done"  # the last event of all
@@ -48,10 +48,10 @@ class Journal:
         with self._path.open("rb") as file:
             return self._line(file, len(self) - 1) if len(self) else []
 
-    def lines(self) -> Iterator[list[Happened]]:
-        """Yields what there is, from the beginning."""
+    def lines(self, numbers: Iterable[int]) -> Iterator[list[Happened]]:
+        """Yields the lines of these numbers."""
         with self._path.open("rb") as file:
-            for line in range(len(self)):
+            for line in numbers:
                 yield self._line(file, line)
 
     def _line(self, file: BinaryIO, line: int) -> list[Happened]:
@@ -59,18 +59,21 @@ class Journal:
         file.seek(start)
         return [(name, data) for name, data in json.loads(file.read(end - start))]
 
-    async def add(self, happened: list[Happened]) -> None:
-        """Appends a line; Refusal (507) for a full disk, and then nothing is appended."""
+    async def add(self, happened: list[Happened]) -> int:
+        """Appends a line, and returns its number; Refusal (507) for a full disk, and then nothing
+        is appended."""
         line = json.dumps(happened).encode("ascii") + b"\n"
         try:
             with disk(), self._path.open("ab", buffering=0) as file:
-                write_all(file.write, line)
+                write_all(file, line)
         except BaseException:
             os.truncate(self._path, self._ends[-1])
             raise
+        number = len(self)
         self._ends.append(self._ends[-1] + len(line))
         self.over = happened[-1][0] == DONE
         await self.tell()
+        return number
 
     async def tell(self) -> None:
         """Wakes all followers."""

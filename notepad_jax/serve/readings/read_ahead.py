@@ -1,6 +1,6 @@
 """A request's document: parts in their order, and its chunks, made before a turn wants them.
 
-Above: `chat_model` and `jobs`; below: text.chunks and `decoding`.
+Above: `chat_model`, `jobs` and `evidence`; below: text.chunks and `decoding`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.documents.refusals import full
 from notepad_jax.serve.documents.store import in_thread
 from notepad_jax.serve.http.decoding import FileText
-from notepad_jax.serve.readings.evidence import letters
 from notepad_jax.text.chunks import ChunkedDocument, NoRoom, sentence_pieces
 from notepad_jax.types import Tokens
 
@@ -26,6 +25,11 @@ class Parts:
     """A document in parts; a file stands in lines of its own."""
 
     parts: tuple[str | FileText, ...]
+
+    @property
+    def digests(self) -> list[str]:
+        """What its files are now: a file may be sent again under its name."""
+        return [part.digest for part in self.parts if isinstance(part, FileText)]
 
     def pieces(self) -> Iterator[str]:
         """Yields the parts' text; Refusal if a file was deleted meanwhile."""
@@ -87,3 +91,8 @@ class ReadAhead(ChunkedDocument):
     def _touch(self, k: int) -> None:
         with contextlib.suppress(IndexError):  # the document ends before
             self[k], self[k + 1]
+
+
+def letters(text: str) -> int:
+    """Returns how many characters are no white space: what every tokenizer keeps."""
+    return sum(map(len, text.split()))

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -80,9 +81,10 @@ class Course:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    lines: list[int] = dataclasses.field(default_factory=list)  # of the journal, one a turn
 
-    def take(self, name: str, data: Mapping[str, Any]) -> None:
-        """Updates the progress with an event."""
+    def take(self, line: int, name: str, data: Mapping[str, Any]) -> None:
+        """Updates the progress with an event of a line."""
         if name == "memory":
             self.memory = data["memory"]
         elif name == "answer":
@@ -93,6 +95,7 @@ class Course:
             self.chunk = data["chunk"] + (data["kind"] == TurnKind.UPDATE.value)
             self.prompt_tokens += data["prompt_tokens"]
             self.completion_tokens += len(data["token_ids"])
+            self.lines.append(line)
 
 
 class ReadingOnDisk:
@@ -105,25 +108,31 @@ class ReadingOnDisk:
         self.stopping = False
         self.unwritten: list[Happened] = []  # how it ended, where the journal does not say so
         self.task: asyncio.Future | None = None
+        self._one = threading.Lock()
         self._settle(self.journal.last())
 
-    @functools.cached_property
+    @property
     def courses(self) -> list[Course]:
         """How far each reading is: read from the journal when it is first asked for."""
+        with self._one:  # a thread that came second would undo what was taken in since
+            return self._courses
+
+    @functools.cached_property
+    def _courses(self) -> list[Course]:
         found = [Course() for _ in range(len(self.asked))]
-        for line in self.journal.lines():
-            for name, data in line:
+        for line, happened in enumerate(self.journal.lines(range(len(self.journal)))):
+            for name, data in happened:
                 if name != DONE:
-                    found[data["reading"]].take(name, data)
+                    found[data["reading"]].take(line, name, data)
         return found
 
     async def tell(self, happened: list[Happened]) -> None:
         """Writes what happened, and takes it in."""
         courses = self.courses
-        await self.journal.add(happened)
+        line = await self.journal.add(happened)
         for name, data in happened:
             if name != DONE:
-                courses[data["reading"]].take(name, data)
+                courses[data["reading"]].take(line, name, data)
         self._settle(happened)
 
     def _settle(self, happened: list[Happened]) -> None:

@@ -48,11 +48,11 @@ class ReadingRoutes:
     def __init__(self, served: Served, files: Files, readings: ReadingJobs) -> None:
         self._served, self._files, self._readings = served, files, readings
 
-    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+    def routes(self) -> list[Route]:
         """Returns the routes of these endpoints."""
 
         def route(path: str, method: str, handler: Handler) -> Route:
-            return Route(f"/v1/readings{path}", handled(handler), methods=[method])
+            return Route(f"/v1/readings{path}", handler, methods=[method])
 
         return [
             route("", "POST", self.begin),
@@ -80,8 +80,7 @@ class ReadingRoutes:
 
     async def look(self, request: Request) -> Response:
         reading = self._of(request)
-        if reading.journal.over:  # else it is known already
-            await asyncio.to_thread(lambda: reading.courses)
+        await asyncio.to_thread(lambda: reading.courses)  # its journal may be long
         return answer(reading.whole())
 
     async def delete(self, request: Request) -> Response:
@@ -193,13 +192,6 @@ class ReadingRoutes:
         asked = reading.asked
         chunks = self._readings.chunks(asked) if whole else None
         pieces = Pieces(self._served.tokenizer)
-        spools = [Spool() for _ in reading.courses]
-        for line in reading.journal.lines():
-            for name, data in line:
-                if name == "memory":
-                    spools[data["reading"]].add(MemoryChange(
-                        data["chunk"], data["memory"], data["tokens"], data["seconds"]
-                    ))  # fmt: skip
         with TraceFile(path) as file:
             for number, course in enumerate(reading.courses):
                 if course.answer is None and not (stopped and course.turns):
@@ -217,7 +209,13 @@ class ReadingRoutes:
                     "turns": course.turns + (course.answer is None),
                     "status": "no answer" if course.answer is None else status,
                 }  # fmt: skip
-                file.add(told, spools[number], turns.kept() if whole else None)
+                memories = Spool(
+                    MemoryChange(data["chunk"], data["memory"], data["tokens"], data["seconds"])
+                    for happened in reading.journal.lines(course.lines)
+                    for name, data in happened
+                    if name == "memory"
+                )
+                file.add(told, memories, turns.kept() if whole else None)
 
 
 async def _told(reading: ReadingOnDisk, line: int) -> AsyncGenerator[bytes]:

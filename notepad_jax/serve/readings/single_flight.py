@@ -35,11 +35,15 @@ class Likeness:
     grace: float  # seconds that it runs when no follower is left
 
 
-def likeness(request: Request, body: bytes, stream: bool, certain: bool) -> Likeness:
-    """Returns a request's key. `certain`: its body alone decides what it answers."""
+def likeness(
+    request: Request, body: bytes, now: list[str], stream: bool, certain: bool
+) -> Likeness:
+    """Returns a request's key. `now`: digests of the weights and files that its body names;
+    `certain`: these and its body decide what it answers."""
     key = request.headers.get("idempotency-key", "")
     count = request.headers.get(RETRIES, "")
-    digest = hashlib.blake2b(key.encode() + b"\0" + body, digest_size=16).hexdigest()
+    about = "\0".join([key, *now, ""]).encode() + body
+    digest = hashlib.blake2b(about, digest_size=16).hexdigest()
     if key:
         return Likeness(digest, True, True, GRACE)
     if stream:  # its client hears from it, and does not ask again
