@@ -155,7 +155,7 @@ def began_with(run: Named) -> Named | None:
     places = (said, str(Path(run.home).parent.parent / said))
     try:
         return next((resolved(p, lambda line: None, ()) for p in places if is_here(p)), None)
-    except ValueError:  # gone, or no policy any more
+    except (ValueError, OSError):  # gone, or no policy any more
         return None
 
 

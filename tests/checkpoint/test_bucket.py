@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from notepad_jax.checkpoint import (
+    best,
     bucket,
     checksums,
     commit,
@@ -145,6 +146,30 @@ def test_damage_in_a_bucket_is_one_line_and_the_older_step_is_restored(there):
         assert len(said) == 1 and words in said[0] and WHERE in said[0]
         there.objects.clear()
         there.objects.update(sound)
+
+
+def test_a_bucket_that_refuses_is_no_damage_and_nothing_is_deleted(there):
+    """Neither another step than the newest is gone on from, nor the best one taken for old."""
+    for step in (1, 2, 3):
+        save(step)
+    training_state.Checkpoints(WHERE).mark(best.Best(1, 0.5))
+    whole = dict(there.objects)
+    for name in (f"{PREFIX}3/life-0/manifest.json", f"{PREFIX}3/life-0/meta/data.json"):
+        there.refuse = lambda verb, asked, name=name: 401 if (verb, asked) == ("read", name) else 0
+        with pytest.raises(OSError, match=f"gs://bucket/{name} cannot be read: .*401") as found:
+            restored(pytest.fail)
+        assert "\n" not in str(found.value)
+        with pytest.raises(OSError, match="cannot be read"):
+            steps.require(WHERE, 3)
+    marked = f"{PREFIX}best.json"
+    there.refuse = lambda verb, name: 401 if (verb, name) == ("read", marked) else 0
+    with pytest.raises(OSError, match=f"gs://bucket/{marked} cannot be read"):
+        steps.retain(WHERE, 1)
+    there.refuse = lambda verb, name: False
+    assert there.objects == whole
+    assert_is(restored(pytest.fail), 3)
+    there.objects[marked] = b"{"
+    assert best.read(WHERE) is None  # damaged: a run that goes on marks it anew
 
 
 def test_steps_set_aside_in_a_bucket_count_no_longer_and_leave_with_the_next_save(there):
