@@ -40,6 +40,7 @@ from notepad_jax.parallel import hosts
 
 Folder = str | Path | epath.Path
 CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
+BESIDE = "run.json"  # a run's settings, among its steps where those lie elsewhere
 BASE = "base"  # of the folder of what no step changes, and of its checksum in a step's meta
 UNREADABLE = re.compile(r"\[.+\]|\\")  # in a path: orbax looks for its own files by a pattern
 
@@ -93,6 +94,11 @@ def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
 def steps_in(folder: Folder) -> list[int]:
     """Returns the steps under `folder`, ascending; a save that was cut off is not among them."""
     return commit.at(folder).steps()
+
+
+def is_copy(folder: Folder) -> bool:
+    """Whether `folder`, on a disk, has what a run writes beside steps that lie elsewhere alone."""
+    return not bucket.is_bucket(folder) and (Path(folder) / BESIDE).is_file()
 
 
 # ---------------------------------------------------------------- written

@@ -88,10 +88,12 @@ def _steps_of(place: Path) -> tuple[Folder, list[int]]:
     where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
     there = steps.steps_in(where)
     kept = _said(place).get("checkpoint")
-    if not there and isinstance(kept, dict) and kept.get("folder"):
-        # A run that was brought here whole has its steps beside its settings.
-        where = steps.place_of(place, kept["folder"])
-        there = steps.steps_in(where)
+    if isinstance(kept, dict) and kept.get("folder") and not (there and steps.is_copy(where)):
+        # A run that was brought here whole has its steps beside its settings; others that lie
+        # there are of the time before it had another folder.
+        elsewhere = steps.place_of(place, kept["folder"])
+        if (found := steps.steps_in(elsewhere))[-1:] > there[-1:] or not there:
+            return elsewhere, found
     return where, there
 
 

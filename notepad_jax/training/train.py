@@ -173,6 +173,8 @@ def check(
             f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
             f"or remove them"
         )
+    if resume and step is None:
+        hosts.broadcast(lambda: record.check_steps(folder, where))
     return words
 
 

@@ -124,6 +124,38 @@ def test_what_is_copied_from_a_bucket_is_a_folder_of_steps_on_a_disk(there, tmp_
     assert_is(at_home.restore(*map(abstract, state()), pytest.fail), 3)
 
 
+def test_what_is_copied_from_a_disk_is_gone_on_with_in_a_bucket(there, tmp_path):
+    """As launch/host_run.sh copies the steps of one host, before several go on with the run."""
+    at_home = training_state.Checkpoints(tmp_path)
+    at_home.take_over()
+    at_home.keep_base(state(7)[0])
+    for step in (1, 2, 3):
+        at_home.save(step, *state(step), {"next": step}, {"seed": step})
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        name = PREFIX + path.relative_to(tmp_path).as_posix()
+        there.objects[name], there.generations[name] = path.read_bytes(), 1
+    there.objects.pop(f"{PREFIX}2/manifest.json")  # the copy is not whole yet
+    assert steps.steps_in(WHERE) == [1, 3]
+    assert_is(restored(), 3)
+    assert steps.base_in(WHERE) == steps.base_in(tmp_path)
+    over = training_state.Checkpoints(WHERE, keep=2)
+    over.take_over()
+    assert over.life.number == 2
+    over.go_on_from(1)
+    assert steps.steps_in(WHERE) == [1] and f"{PREFIX}3/manifest.json.set-aside" in there.objects
+    over.save(2, *state(2), {"next": 2}, {"seed": 2})
+    assert steps.steps_in(WHERE) == [1, 2]
+    assert not [name for name in there.objects if step_of(name) == "3"]
+    assert_is(restored(), 2)
+    over.save(4, *state(4), {"next": 4}, {"seed": 4})
+    assert not [name for name in there.objects if step_of(name) == "1"]
+    # What an earlier life writes on beside a copy is not taken for all of that step.
+    there.objects[f"{PREFIX}4/manifest.json"] = b"{}"
+    there.generations[f"{PREFIX}4/manifest.json"] = 1
+    commit.at(WHERE, over.life).sweep(aside=False)
+    assert_is(restored(), 4)
+
+
 def test_damage_in_a_bucket_is_one_line_and_the_older_step_is_restored(there):
     save(0)
     save(1)
