@@ -271,3 +271,8 @@ class TaskKeys:
 
     def __post_init__(self) -> None:
         curriculum.parsed(self.curriculum)
+        if self.files and self.stories:
+            raise ValueError(
+                "tasks.files and tasks.stories both say what is read; leave one of them empty "
+                "(--config.tasks.stories=)"
+            )
