@@ -272,8 +272,6 @@ def template(reading: ReadingKeys, policy: LoadedPolicy | Words) -> Template:
 
     ValueError for a template that cannot serve it.
     """
-    if reading.chat not in ("model", "file"):
-        raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
     frame = None
     if reading.chat == "model" and chat.has_template(policy.folder):
         frame = chat.frame(chat.ChatTemplate.read(policy.folder), policy.tokenizer)

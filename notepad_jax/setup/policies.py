@@ -126,6 +126,7 @@ def folder_of(found: Named) -> str:
 
 def is_here(name: str) -> bool:
     """Whether a folder is named, and not something elsewhere."""
+    name = os.path.expanduser(name)
     return any(path and Path(path).is_dir() for path in (name, name.rpartition(AT)[0]))
 
 
