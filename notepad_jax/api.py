@@ -160,7 +160,7 @@ def evaluate(
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
-        wanted = settings.to_measure(source, step, config, said)
+        wanted = settings.to_read(source, step, config, said, measured=True)
         evaluation.check_meant(wanted)
         process.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))

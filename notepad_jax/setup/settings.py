@@ -72,38 +72,16 @@ def to_read(
     step: int | str | None,
     config: Given,
     changes: Mapping[str, Any],
+    measured: bool = False,
 ) -> Config:
     """Returns the config for reading with `source`: a policy by name, or an endpoint's URL.
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
     settings, a published policy (one with a chat template) with those of config chat, an
-    endpoint with those of evaluation, and any other as the starter is. Raises ValueError as
-    `policies.resolved` does.
+    endpoint with those of evaluation, and any other as the starter is. It is `measured` in an
+    evaluation: a suite other than the starter's own needs the keys of the config for suites; how
+    a run of ours reads stays its own. Raises ValueError as `policies.resolved` does.
     """
-    return _found(source, step, config, changes, measured=False)
-
-
-def to_measure(
-    source: str | os.PathLike[str],
-    step: int | str | None,
-    config: Given,
-    changes: Mapping[str, Any],
-) -> Config:
-    """Returns the config for an evaluation of `source`; else as `to_read`.
-
-    A suite other than the starter's own needs the keys of the config for suites; how a run of
-    ours reads stays its own.
-    """
-    return _found(source, step, config, changes, measured=True)
-
-
-def _found(
-    source: str | os.PathLike[str],
-    step: int | str | None,
-    config: Given,
-    changes: Mapping[str, Any],
-    measured: bool,
-) -> Config:
     check(config, "eval" if measured else "ask")
     name, said = at(source, step), dict(changes)
     if _served(name):

@@ -218,7 +218,7 @@ def prepare(
     for idle in (*said, *rollout_settings.idle(config)):
         screen.say(idle)
     waiting.look()
-    wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
+    wanted = builders.adopted(config, policy.config)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())

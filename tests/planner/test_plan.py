@@ -72,8 +72,7 @@ def test_residents_are_what_a_run_has(rank):
     own = nbytes(learning.reference) - nbytes(learning.frozen)
     assert held["reference"] == own > 0
     # The starter computes in the dtype that it is stored in; adapters lie beside it.
-    chosen = config.grpo.lora.wanted
-    asked = builders.adopted(config, policy.config, chosen)
+    asked = builders.adopted(config, policy.config)
     assert held["weights"] == residents.bytes_of(asked)
     scale = 4 * policy.config.layers
     assert held["weights"] == weights + (nbytes(learning.state.masters) + scale if rank else 0)
