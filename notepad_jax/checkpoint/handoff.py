@@ -34,7 +34,6 @@ from notepad_jax.checkpoint.abstract_trees import (
 )
 from notepad_jax.checkpoint.checksums import (
     HandoffError,
-    checksum,
     combine,
     compare,
     leaf_checksums,
@@ -55,8 +54,8 @@ class Handoff(Protocol):
     shapes, dtypes and places.
     """
 
-    def publish(self, snapshot: PolicySnapshot) -> str:
-        """Makes `snapshot` the newest one; returns its checksum.
+    def publish(self, snapshot: PolicySnapshot) -> None:
+        """Makes `snapshot` the newest one.
 
         Afterwards the trainer may donate the snapshot's arrays. Raises HandoffError.
         """
@@ -92,14 +91,13 @@ class InProcess:
         self._published: PolicySnapshot | None = None  # not adopted yet
         self._newest: int | None = None
 
-    def publish(self, snapshot: PolicySnapshot) -> str:
+    def publish(self, snapshot: PolicySnapshot) -> None:
         where = f"policy version {snapshot.version}"
         check_shapes(snapshot.params, as_published(self._target), where)
         self._published = None
         params = carry(snapshot.params, self._target, where)
         self._published = PolicySnapshot(snapshot.version, join(self._base, params))
         self._newest = snapshot.version
-        return checksum(snapshot.params)
 
     def newest(self) -> int | None:
         return self._newest
@@ -144,7 +142,7 @@ class ThroughStorage:
         # The name of the one that was read, and it.
         self._base: tuple[str | None, Any] = None, given
 
-    def publish(self, snapshot: PolicySnapshot) -> str:
+    def publish(self, snapshot: PolicySnapshot) -> None:
         params, path = snapshot.params, self.folder / str(snapshot.version)
         if self._written is not None:
             check_shapes(params, as_published(self._written), str(path))
@@ -153,11 +151,10 @@ class ThroughStorage:
         if snapshot.version in hosts.broadcast(self._ours):
             meta = read_meta(self.folder, snapshot.version)
             compare(meta["leaf_checksums"], leaves, f"{path}, saved before,")
-            return combine(leaves)
+            return
         meta = {"step": snapshot.version, "checksum": combine(leaves), "leaf_checksums": leaves}
         parts = {"params": params, "meta": meta}
         write(self.folder, snapshot.version, parts, self._keep, life=self._life)
-        return combine(leaves)
 
     def _ours(self) -> list[int]:
         """Returns the steps; those of a higher life are not ours to go on from."""
