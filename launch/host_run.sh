@@ -264,7 +264,8 @@ copy() {
     rm -rf picture
     mkdir -p "picture/$RUN"
     local step
-    for step in "runs/$RUN"/checkpoints/*; do
+    # Of several hosts they are in the bucket; what lies here is of a time when there was one.
+    shared || for step in "runs/$RUN"/checkpoints/*; do
         mkdir -p "picture/$RUN/checkpoints"
         # One that is removed right now is given up: a newer one is there.
         cp -al "$step" "picture/$RUN/checkpoints/" 2>/dev/null || rm -rf "picture/$RUN/checkpoints/${step##*/}"

@@ -23,12 +23,11 @@ from pathlib import Path
 
 import ray
 
-from notepad_jax.checkpoint import bucket, commit
+from notepad_jax.checkpoint.steps import place_of, steps_in
 
 NAMESPACE = "notepad"  # of the actors: NAME-trainer, NAME-reader-0, ...
 STRUCK = 128 + signal.SIGTERM  # the exit code of a program that was told to stop
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
-STEPS = "checkpoints"  # where a run's steps lie in its folder
 LOOK = 0.5  # seconds between two looks whether the run's folder is there
 
 
@@ -65,9 +64,13 @@ def run_of(words: Sequence[str]) -> tuple[str, str]:
 
 def begun(name: str, elsewhere: str) -> bool:
     """Whether there is something of the run to go on with: its folder here, or its steps."""
-    if (Path("runs") / name).is_dir():
-        return True
-    return bool(elsewhere and commit.at(bucket.path(f"{elsewhere}/{name}/{STEPS}")).steps())
+    run = Path("runs") / name
+    return run.is_dir() or bool(elsewhere and steps_in(place_of(run, elsewhere)))
+
+
+def place(name: str, elsewhere: str) -> str:
+    """Returns the folder of a run as readers are told it, here or `elsewhere`."""
+    return str(place_of(Path("runs") / name, elsewhere).parent)
 
 
 def resources(text: str) -> dict[str, float]:
@@ -99,15 +102,15 @@ def fleet(words: Sequence[str], said: argparse.Namespace) -> str:
     Readers of a folder on a disk are started when it is there: they refuse one that is not.
     """
     name, elsewhere = run_of(words)
-    place = str(bucket.path(f"{elsewhere}/{name}" if elsewhere else f"runs/{name}"))
+    there = place(name, elsewhere)
     # A fleet replaces no group: who says another number of rounds is refused by `train`.
     train = [words[0], "--config.rollout.max_rounds=1", *words[1:], "--config.fleet.apart=true"]
     running = {started(f"{name}-trainer", train, said.trainer, said.tries): "trainer"}
-    while "://" not in place and not Path(place).is_dir():
+    while "://" not in there and not Path(there).is_dir():
         if ray.wait(list(running), timeout=LOOK)[0]:
             break
     for number in range(said.readers):
-        rollout = ["rollout", place, "--as", f"reader-{number}"]
+        rollout = ["rollout", there, "--as", f"reader-{number}"]
         reader = f"reader-{number}"
         running[started(f"{name}-{reader}", rollout, said.reader, said.tries)] = reader
     return _watched(running, said.readers)

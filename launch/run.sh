@@ -33,6 +33,8 @@ main() {
     only --detach --stop --again --delete-when-done
     ! given --detach || ! given --delete-when-done ||
         wrong "--delete-when-done is for whoever watches; with --detach the hosts give the TPU back after IDLE_MINUTES=$IDLE_MINUTES"
+    ! given --stop || ! given --delete-when-done ||
+        wrong "--delete-when-done is for whoever watches; launch/delete.sh stops the run, waits until it is copied, and deletes the TPU"
     host_lines
     if given --stop; then
         BILL=yes

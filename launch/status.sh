@@ -24,6 +24,7 @@ main() {
     local slice
     begin "$@"
     only --
+    BILL=yes # whatever is refused on the way, as a TPU of other settings
     look_at_slices ready
     [[ $DRY_RUN == yes ]] || echo "TPU $NAME ($TPU x $SLICES, $CAPACITY, $ZONE): $STANDS ($DETAIL)"
     if [[ $DRY_RUN == yes || $STANDS != absent ]]; then
@@ -45,6 +46,7 @@ main() {
 # What is there in all zones, and what is paid for.
 show_paid() {
     local line way name zone state kind
+    BILL=no
     look_everywhere
     [[ $DRY_RUN == no ]] || return 0
     for line in "${FOUND[@]}"; do

@@ -161,7 +161,7 @@ def evaluate(
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
         saved = _saved(folder, config) if resume else {}
-        wanted = settings.to_measure(source, step, config, said, saved)
+        wanted = settings.to_read(source, step, config, said, measured=True, saved=saved)
         evaluation.check_meant(wanted)
         process.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))

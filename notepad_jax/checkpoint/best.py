@@ -27,11 +27,14 @@ class Best:
 
 
 def read(folder: str | Path | epath.Path) -> Best | None:
-    """Returns the best step under `folder`; None where none was marked, or the mark is damaged."""
+    """Returns the best step under `folder`; None where none was marked, or the mark is damaged.
+
+    Raises OSError for a mark that cannot be read: retention would take it for none, and delete.
+    """
     try:
         said = json.loads((bucket.path(folder) / NAME).read_text(encoding="utf-8"))
         return Best(int(said["step"]), float(said["score"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 

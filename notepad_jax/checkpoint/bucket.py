@@ -11,7 +11,9 @@ Neighbour above: `commit`, which says what a step is there.
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,8 @@ class NewObject(io.BytesIO):
             return
         content = self.getvalue()
         super().close()  # before it can fail: the garbage collector closes it once more
-        try:
+        with _refused(self._url, "written"):
             _at(self._url).write("", content).result()
-        except ValueError as problem:
-            said = str(problem).splitlines()[0]
-            raise OSError(f"{SCHEME}{self._url} cannot be written: {said}") from None
 
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
         if kind is None:
@@ -108,7 +107,8 @@ class FileSystem(fsspec.AbstractFileSystem):
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode == "rb":
-            found = _at(path).read("").result()
+            with _refused(path, "read"):
+                found = _at(path).read("").result()
             if found.state != "value":
                 raise FileNotFoundError(f"there is no {SCHEME}{path}")
             return io.BytesIO(found.value)
@@ -118,10 +118,11 @@ class FileSystem(fsspec.AbstractFileSystem):
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
-        if "/" in path and _at(path).read("", byte_range=slice(0, 0)).result().state == "value":
-            return {"name": path, "size": None, "type": "file"}
-        if names(SCHEME + path):
-            return {"name": path, "size": 0, "type": "directory"}
+        with _refused(path, "read"):
+            if "/" in path and _at(path).read("", byte_range=slice(0, 0)).result().state == "value":
+                return {"name": path, "size": None, "type": "file"}
+            if names(SCHEME + path):
+                return {"name": path, "size": 0, "type": "directory"}
         raise FileNotFoundError(f"there is no {SCHEME}{path}")
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -147,6 +148,16 @@ class FileSystem(fsspec.AbstractFileSystem):
         _at(path).write("", None).result()
         if recursive:
             remove(SCHEME + path)
+
+
+@contextlib.contextmanager
+def _refused(path: str, what: str) -> Iterator[None]:
+    """Raises OSError, in one line, for what tensorstore says of a bucket that refuses."""
+    try:
+        yield
+    except ValueError as problem:
+        said = str(problem).splitlines()[0]
+        raise OSError(f"{SCHEME}{path} cannot be {what}: {said}") from None
 
 
 def _at(path: str) -> ts.KvStore:

@@ -170,11 +170,17 @@ class InBucket:
                 yield step, self._folder / str(step) / life / manifest.NAME
 
     def _found(self) -> dict[tuple[int, str], set[str]]:
-        """Returns the names right in each life's folder of what is called as a step is."""
+        """Returns the names in each life's folder of what is called as a step is.
+
+        One without any is a disk's, which was copied: of no life, "".
+        """
         found: dict[tuple[int, str], set[str]] = {}
         for name in bucket.names(self._folder):
             first, _, below = name.partition("/")
             life, _, rest = below.partition("/")
-            if rest and STEP.fullmatch(first) and LIFE.fullmatch(life):
+            if not LIFE.fullmatch(life):
+                life, rest = "", below
+            if rest and STEP.fullmatch(first):
                 found.setdefault((int(first), life), set()).add(rest)
-        return found
+        lived = {step for step, life in found if life}
+        return {key: names for key, names in found.items() if key[1] or key[0] not in lived}

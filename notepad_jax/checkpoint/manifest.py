@@ -54,14 +54,15 @@ def damage(folder: Place, items: Collection[str] | None = None) -> str | None:
     """Returns one line about the first file that is not as it was written, or None.
 
     Missing, cut, of other bytes, or not of this step. With `items`, looks only at what lies
-    under those of its folders, and at the files beside them; without, at everything.
+    under those of its folders, and at the files beside them; without, at everything. A bucket that
+    does not answer says nothing of a step: OSError.
     """
     try:
         listed = _listed((folder / NAME).read_bytes())
     except FileNotFoundError:
         return f"{NAME} is missing"
     except OSError as problem:
-        return _unreadable(NAME, problem)
+        return _unreadable(folder, NAME, problem)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{NAME} has other bytes than were saved"
 
@@ -136,7 +137,7 @@ def _other_size(folder: Path, name: str, size: int) -> str | None:
     try:
         found = (folder / name).stat()
     except OSError as problem:
-        return _unreadable(name, problem)
+        return _unreadable(folder, name, problem)
     if not stat.S_ISREG(found.st_mode):
         return f"{name} is no plain file"
     if found.st_size < size:
@@ -148,9 +149,11 @@ def _other_bytes(folder: Place, name: str, digest: str) -> str | None:
     try:
         same = _digest(folder / name)[1] == digest
     except OSError as problem:
-        return _unreadable(name, problem)
+        return _unreadable(folder, name, problem)
     return None if same else f"{name} has other bytes than were saved"
 
 
-def _unreadable(name: str, problem: OSError) -> str:
+def _unreadable(folder: Place, name: str, problem: OSError) -> str:
+    if bucket.is_bucket(folder) and not isinstance(problem, FileNotFoundError):
+        raise problem
     return f"{name} cannot be read: {problem.strerror or type(problem).__name__}"

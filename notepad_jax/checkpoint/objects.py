@@ -20,7 +20,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import tensorstore as ts
 from etils import epath
@@ -45,7 +45,7 @@ class Objects:
 
     def __init__(self, folder: str | Path | epath.Path, seconds: float = SECONDS) -> None:
         self.folder = bucket.path(folder)
-        self._place: _Place = (
+        self._place: _OnDisk | _InBucket = (
             _InBucket(self.folder, seconds) if bucket.is_bucket(folder) else _OnDisk(self.folder)
         )
 
@@ -97,14 +97,6 @@ class Objects:
         except (ValueError, OSError) as problem:
             said = getattr(problem, "strerror", None) or first_line(problem).replace("\0", "/")
             raise OSError(f"{self.folder}/{name} cannot be {what}: {said}") from None
-
-
-class _Place(Protocol):
-    def put(self, name: str, content: bytes) -> bool: ...
-    def replace(self, name: str, content: bytes) -> None: ...
-    def get(self, name: str) -> bytes | None: ...
-    def names(self, under: str) -> list[str]: ...
-    def remove(self, name: str) -> None: ...
 
 
 # What file systems without hard links say: FAT, and buckets that are mounted.

@@ -40,6 +40,7 @@ from notepad_jax.parallel import hosts
 
 Folder = str | Path | epath.Path
 CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
+BESIDE = "run.json"  # a run's settings, among its steps where those lie elsewhere
 BASE = "base"  # of the folder of what no step changes, and of its checksum in a step's meta
 UNREADABLE = re.compile(r"\[.+\]|\\")  # in a path: orbax looks for its own files by a pattern
 
@@ -95,6 +96,11 @@ def steps_in(folder: Folder) -> list[int]:
     return commit.at(folder).steps()
 
 
+def is_copy(folder: Folder) -> bool:
+    """Whether `folder`, on a disk, has what a run writes beside steps that lie elsewhere alone."""
+    return not bucket.is_bucket(folder) and (Path(folder) / BESIDE).is_file()
+
+
 # ---------------------------------------------------------------- written
 
 
@@ -137,18 +143,18 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
 
 
 def write(
-    folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None,
-    in_flight: int | None = None, life: Life | None = None,
+    folder: Folder, step: int, parts: Mapping[str, Any], keep: int, in_flight: int | None = None,
+    life: Life | None = None,
 ) -> None:  # fmt: skip
     """Saves `parts` as a checkpoint step, in place of it and later ones, which are then deleted.
 
-    The newest `keep` steps survive, multiples of `keep_every`, and the best one. Nothing else is
-    deleted before the new step is whole. One program at a time may write to a folder: where it
-    has several processes, all of them call this, write what their devices hold, and the first
-    does the rest; the folder is a bucket, or on a disk that all of them see. At most `in_flight`
-    bytes of leaves wait to be there, more than the largest leaf has; without it all of them may,
-    compressed, in memory. Raises Superseded, and changes nothing that counts, where a trainer of a
-    higher `life` has taken the folder over.
+    The newest `keep` steps survive, and the best one. Nothing else is deleted before the new step
+    is whole. One program at a time may write to a folder: where it has several processes, all of
+    them call this, write what their devices hold, and the first does the rest; the folder is a
+    bucket, or on a disk that all of them see. At most `in_flight` bytes of leaves wait to be there,
+    more than the largest leaf has; without it all of them may, compressed, in memory. Raises
+    Superseded, and changes nothing that counts, where a trainer of a higher `life` has taken the
+    folder over.
     """
     if UNREADABLE.search(str(bucket.path(folder))):
         raise CheckpointError(
@@ -173,7 +179,7 @@ def write(
                 shelf.sweep(aside=False)
     if hosts.first():
         shelf.sweep(aside=True)
-        retain(folder, keep, keep_every, life)
+        retain(folder, keep, life)
 
 
 def _was_ours(life: Life | None, problem: BaseException) -> None:
@@ -213,15 +219,13 @@ def base_in(folder: Folder) -> str | None:
     return read_meta(place, 0)["checksum"] if found else None
 
 
-def retain(
-    folder: Folder, keep: int, keep_every: int | None = None, life: Life | None = None
-) -> None:
-    """Deletes leftovers, and steps but the newest `keep`, multiples of `keep_every`, the best."""
+def retain(folder: Folder, keep: int, life: Life | None = None) -> None:
+    """Deletes leftovers, and steps but the newest `keep` and the best."""
     shelf = commit.at(folder, life)
     shelf.sweep(aside=False)
     kept = best.read(folder)
     for old in shelf.steps()[:-keep]:
-        if (keep_every is None or old % keep_every) and (kept is None or old != kept.step):
+        if kept is None or old != kept.step:
             shelf.remove(old)
 
 

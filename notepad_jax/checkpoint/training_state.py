@@ -39,13 +39,13 @@ class Saved:
 class Checkpoints:
     """Saves and restores the checkpoints of one run.
 
-    `keep` newest steps survive, and every step divisible by `keep_every`. Whatever changes
-    something raises `fence.Superseded`, in one line, once another trainer took the steps over.
+    `keep` newest steps survive, and the best. Whatever changes something raises
+    `fence.Superseded`, in one line, once another trainer took the steps over.
     """
 
-    def __init__(self, folder: steps.Folder, keep: int = 3, keep_every: int | None = None) -> None:
+    def __init__(self, folder: steps.Folder, keep: int = 3) -> None:
         self.folder = bucket.path(folder)
-        self._keep, self._keep_every = keep, keep_every
+        self._keep = keep
         self._base: dict[str, str] = {}  # what a step's meta says of what no step changes
         self.life = fence.Life(self.folder)
 
@@ -72,7 +72,7 @@ class Checkpoints:
         for name, value in (("meta", told), ("data", data)):
             _check_json(name, value)
         parts = {"params": params, "opt": opt, "data": data, "meta": told}
-        steps.write(self.folder, step, parts, self._keep, self._keep_every, life=self.life)
+        steps.write(self.folder, step, parts, self._keep, life=self.life)
         return total
 
     def steps(self) -> list[int]:
@@ -108,7 +108,7 @@ class Checkpoints:
 
     def _go_on_from(self, step: int) -> None:
         steps.set_aside(self.folder, step, self.life)
-        steps.retain(self.folder, self._keep, self._keep_every, self.life)
+        steps.retain(self.folder, self._keep, self.life)
 
     def mark(self, found: best.Best | None) -> None:
         """Marks a step as the best on held-out tasks (`best.mark`)."""

@@ -15,7 +15,6 @@ from notepad_jax.planner import (
     fastest,
     figures,
     fleet_modes,
-    fleet_table,
     plan,
     plan_table,
 )
@@ -127,7 +126,7 @@ def run(
         return result, text
     config = configuration.changed(config, [word for one in changed for word in one.overrides])
     compared = fleet_modes.compare(_fleet(arguments, config))
-    return result | {"fleet": compared.told}, f"{text}\n\n{fleet_table.text(compared)}"
+    return result | {"fleet": compared.told}, f"{text}\n\n{plan_table.fleet_text(compared)}"
 
 
 def _fleet(arguments: argparse.Namespace, config: Training) -> fleet_modes.Unplayed | None:

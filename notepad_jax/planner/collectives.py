@@ -23,7 +23,6 @@ class Collective:
     """A collective of a program, and how often it runs."""
 
     kind: str  # of KINDS
-    scope: str  # the path of named scopes in the source, "" if XLA made it up
     bytes: int  # of the whole array as a device has it before or after, whichever is larger
     group: int  # devices that take part together; 0 if the text does not say: all of them
     times: int  # in one run
@@ -48,7 +47,7 @@ def collectives(text: str) -> list[Collective]:
     computations, entry = hlo.parse(text)
     added: dict[tuple, int] = {}
     for one in _walk(computations, entry, 1):
-        key = one.kind, one.scope, one.bytes, one.group
+        key = one.kind, one.bytes, one.group
         added[key] = added.get(key, 0) + one.times
     return [Collective(*key, times) for key, times in added.items()]
 
@@ -64,7 +63,7 @@ def _walk(computations: dict[str, hlo.Computation], name: str, times: int) -> It
         elif one.op == "fusion":
             inside = _walk(computations, one.called("calls"), times)
             scattered = _is_scattered(computations[one.called("calls")])
-            yield from (_scattered(found, one) if scattered else found for found in inside)
+            yield from (_scattered(found) if scattered else found for found in inside)
         elif one.op == "async-start":
             yield from _walk(computations, one.called("calls"), times)
         elif one.op == "call":
@@ -85,14 +84,9 @@ def _is_scattered(inside: hlo.Computation) -> bool:
     return bool(readers) and all(one.op in ("dynamic-slice", "slice") for one in readers)
 
 
-def _scattered(found: Collective, fusion: hlo.Instruction) -> Collective:
+def _scattered(found: Collective) -> Collective:
     kind = "reduce-scatter" if found.kind == "all-reduce" else found.kind
-    return dataclasses.replace(found, kind=kind, scope=found.scope or _scope(fusion))
-
-
-def _scope(one: hlo.Instruction) -> str:
-    scope = re.search(r'op_name="([^"]*)"', one.attributes)
-    return scope[1] if scope else ""
+    return dataclasses.replace(found, kind=kind)
 
 
 def _collective(
@@ -107,7 +101,7 @@ def _collective(
     if one.op.endswith("-start"):
         after -= before  # its tuple holds the operands, too
     size = before if kind == "all-reduce" else max(before, after)
-    return Collective(kind, _scope(one), size, _group(one.attributes), times)
+    return Collective(kind, size, _group(one.attributes), times)
 
 
 def _group(attributes: str) -> int:

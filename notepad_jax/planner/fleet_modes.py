@@ -2,7 +2,7 @@
 
 What is compared: a config as it is, the same chips with what length alone allows, documents carried
 over on the same chips, and trainer and readers apart, at one split or several. All read the same
-documents, and what counts is speed per chip. Above: `plan`'s command and `fleet_table`; below:
+documents, and what counts is speed per chip. Above: `plan`'s command and `plan_table`; below:
 `fleet` plays a mode, `fleet_rates` says what chips do.
 """
 

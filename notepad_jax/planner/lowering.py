@@ -26,7 +26,7 @@ from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import flops, lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel.mesh import SERVING, TRAINING
+from notepad_jax.parallel.mesh import TRAINING
 from notepad_jax.planner import workload
 from notepad_jax.planner.planned_policy import PlannedPolicy, policy_of
 from notepad_jax.planner.residents import bytes_of, on_the_way, shared
@@ -119,7 +119,7 @@ def plan_of(
     )  # fmt: skip
     frozen, trained = _partitions(config.grpo.lora, policy, trainer)
     optimizer = make_optimizer(optimizer_settings)
-    weights = _rollout_weights(config, policy.config, engine)
+    weights = builders.adopted(config, policy.config, engine)
     learning = _Learning(policy.config, optimizer, settings, frozen, trained, trainer)
     return PlannedRun(
         model=policy.name,
@@ -163,14 +163,6 @@ def _partitions(settings: AdapterKeys, policy: PlannedPolicy, mesh: Mesh) -> tup
     if chosen is None:
         return {}, base
     return lora.abstract(config, chosen, base)
-
-
-def _rollout_weights(config: Training, policy: PolicyConfig, mesh: Mesh) -> Any:
-    """The engine's weights, as `builders.adopted` asks for them, abstract."""
-    whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
-    base = parameters.rollout_target(policy, whole, builders.rollout_dtype(config, policy))
-    chosen = config.grpo.lora.wanted
-    return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
 # ---------------------------------------------------------------- memory that stays

@@ -119,15 +119,15 @@ def engines(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> in
     return rows.shape["fsdp"] * shared
 
 
-def to_learn(config: Training, there: Sequence[jax.Device] | None = None) -> Where:
+def to_learn(config: Training) -> Where:
     """Returns the trainer's sharding of parameters: cut over both axes of its mesh."""
-    learns = trainers_mesh(config, there)
+    learns = trainers_mesh(config)
     return lambda policy: parameters.shardings(policy, learns, TRAINING)
 
 
-def to_read(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> Where:
+def to_read(engine: EngineKeys) -> Where:
     """Returns the engines' sharding of parameters: heads over the devices of each, no gathers."""
-    reads = engines_mesh(engine, there)
+    reads = engines_mesh(engine)
     return lambda policy: parameters.shardings(policy, reads, SERVING)
 
 
@@ -136,17 +136,16 @@ def on_one(policy: PolicyConfig) -> Any:
     return parameters.shardings(policy, mesh.one(), SERVING)
 
 
-def adopted(
-    config: Training, policy: PolicyConfig, chosen: lora.Lora | None,
-    there: Sequence[jax.Device] | None = None,
-) -> Any:  # fmt: skip
-    """Returns what engines ask a hand-off for: dtypes and shardings of a host's weights.
+def adopted(config: Training, policy: PolicyConfig, reads: Mesh | None = None) -> Any:
+    """Returns what engines on the mesh `reads`, or this host's, ask a hand-off for.
 
-    Those of a policy with the adapters `chosen`, which lie beside them. Raises ValueError as
-    `rollout_dtype` does.
+    That is dtypes and shardings of their weights, with the config's adapters beside them. Raises
+    ValueError as `rollout_dtype` does.
     """
-    whole = placed(parameters.abstract_params(policy), to_read(config.engine, there)(policy))
+    cut = parameters.shardings(policy, reads or engines_mesh(config.engine), SERVING)
+    whole = placed(parameters.abstract_params(policy), cut)
     base = parameters.rollout_target(policy, whole, rollout_dtype(config, policy))
+    chosen = config.grpo.lora.wanted
     return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
@@ -272,8 +271,6 @@ def template(reading: ReadingKeys, policy: LoadedPolicy | Words) -> Template:
 
     ValueError for a template that cannot serve it.
     """
-    if reading.chat not in ("model", "file"):
-        raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
     frame = None
     if reading.chat == "model" and chat.has_template(policy.folder):
         frame = chat.frame(chat.ChatTemplate.read(policy.folder), policy.tokenizer)

@@ -96,7 +96,9 @@ def read(folder: str) -> dict[str, Any]:
     return of_config({**said, "reading": reading}, MACHINE)
 
 
-def of_config(said: Mapping[str, Any], apart: Collection[str] = ("tensor",)) -> dict[str, Any]:
+def of_config(
+    said: Mapping[str, Any], apart: Collection[str] = ("tensor", "replicas")
+) -> dict[str, Any]:
     """Returns what of a config says how to read, but for the keys `apart` of its engine; {} of one
     that does not say it."""
     if "reading" not in said:

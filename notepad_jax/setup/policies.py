@@ -4,7 +4,7 @@
     runs/mine@40       step 40
     runs/mine@best     the step that did best on the held-out tasks (`validation`)
     policies/qwen      what import-hf wrote
-    Qwen2.5-7B         a Hugging Face folder, or its URL
+    Qwen2.5-7B         a Hugging Face folder
     data/habits        adapters as PEFT keeps them, on the policy that they name
 
 A run keeps weights alone, adapters with the base that they were trained on; config.json, tokenizer
@@ -42,7 +42,7 @@ class Named:
     """A policy that was found; `name` names just this one again, until its step is deleted."""
 
     name: str  # runs/mine@40, or the folder
-    home: str  # the run, import or Hugging Face folder whose config.json speaks of it; or a URL
+    home: str  # the run, import or Hugging Face folder whose config.json speaks of it
     steps: Folder | None  # the folder of steps where the weights lie; None: they lie in `home`
     step: int | None  # among `steps`
     adapters: str = ""  # the folder of adapters that belong on those weights; "": none
@@ -62,7 +62,10 @@ def resolved(
     if not name:
         raise ValueError("no policy is named; give a run (runs/NAME) or a Hugging Face folder")
     if "://" in name:
-        return Named(name, name, None, None)
+        raise ValueError(
+            f"policy {name} is a URL, and a policy is read from a local folder: bring it there "
+            f"(notepad-jax import-hf {name} policies/NAME)"
+        )
     if hub.is_id(name):
         name = hub.fetched(name)
     place, asked = _cut(name)
@@ -88,10 +91,12 @@ def _steps_of(place: Path) -> tuple[Folder, list[int]]:
     where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
     there = steps.steps_in(where)
     kept = _said(place).get("checkpoint")
-    if not there and isinstance(kept, dict) and kept.get("folder"):
-        # A run that was brought here whole has its steps beside its settings.
-        where = steps.place_of(place, kept["folder"])
-        there = steps.steps_in(where)
+    if isinstance(kept, dict) and kept.get("folder") and not (there and steps.is_copy(where)):
+        # A run that was brought here whole has its steps beside its settings; others that lie
+        # there are of the time before it had another folder.
+        elsewhere = steps.place_of(place, kept["folder"])
+        if (found := steps.steps_in(elsewhere))[-1:] > there[-1:] or not there:
+            return elsewhere, found
     return where, there
 
 
@@ -100,8 +105,6 @@ def folder_of(found: Named) -> str:
 
     Of a run it is that of the policy which it began with. Raises ValueError where none is named.
     """
-    if "://" in found.home:
-        return found.home
     home, seen = Path(found.home), set()
     while home.resolve() not in seen:
         seen.add(home.resolve())
@@ -118,12 +121,13 @@ def folder_of(found: Named) -> str:
             )
         home = _began_with(home, said)
         if home is None:
-            return said  # a URL, or gone, as the code that opens it says
+            return said  # gone, as the code that opens it says
     raise ValueError(f"{home} says that it began with itself; mend `policy` in its config.json")
 
 
 def is_here(name: str) -> bool:
     """Whether a folder is named, and not something elsewhere."""
+    name = os.path.expanduser(name)
     return any(path and Path(path).is_dir() for path in (name, name.rpartition(AT)[0]))
 
 
@@ -155,7 +159,7 @@ def began_with(run: Named) -> Named | None:
     places = (said, str(Path(run.home).parent.parent / said))
     try:
         return next((resolved(p, lambda line: None, ()) for p in places if is_here(p)), None)
-    except ValueError:  # gone, or no policy any more
+    except (ValueError, OSError):  # gone, or no policy any more
         return None
 
 
@@ -293,7 +297,7 @@ def _base(folder: Path, items: Collection[str]) -> Named:
 
 
 def _began_with(home: str | Path, said: str) -> Path | None:
-    """Returns the folder that the run in `home` says it began with; None: a URL, or gone."""
+    """Returns the folder that the run in `home` says it began with; None: it is gone."""
     # A run that was made in another working folder lies in runs/NAME there.
     places = map(_named_folder, (said, str(Path(home).parent.parent / said)))
     return next((path for path in places if path is not None), None)

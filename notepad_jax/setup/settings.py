@@ -72,42 +72,20 @@ def to_read(
     step: int | str | None,
     config: Given,
     changes: Mapping[str, Any],
+    measured: bool = False,
+    saved: Mapping[str, Any] | None = None,
 ) -> Config:
     """Returns the config for reading with `source`: a policy by name, or an endpoint's URL.
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
     settings, a published policy (one with a chat template) with those of config chat, an
-    endpoint with those of evaluation, and any other as the starter is. Raises ValueError as
-    `policies.resolved` does.
-    """
-    return _found(source, step, config, changes, None, measured=False)
-
-
-def to_measure(
-    source: str | os.PathLike[str],
-    step: int | str | None,
-    config: Given,
-    changes: Mapping[str, Any],
-    saved: Mapping[str, Any] | None = None,
-) -> Config:
-    """Returns the config for an evaluation of `source`; else as `to_read`.
-
-    A suite other than the starter's own needs the keys of the config for suites; how a run of
-    ours reads stays its own. `saved` are the settings of an evaluation that goes on.
+    endpoint with those of evaluation, and any other as the starter is. It is `measured` in an
+    evaluation: a suite other than the starter's own needs the keys of the config for suites; how
+    a run of ours reads stays its own. `saved` are the settings of one that goes on. Raises
+    ValueError as `policies.resolved` does.
     """
     if saved and not config:
         config = OURS if "grpo" in saved else SUITES  # which has all of their keys
-    return _found(source, step, config, changes, saved, measured=True)
-
-
-def _found(
-    source: str | os.PathLike[str],
-    step: int | str | None,
-    config: Given,
-    changes: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    measured: bool,
-) -> Config:
     check(config, "eval" if measured else "ask")
     name, said = at(source, step), dict(changes)
     if _served(name):

@@ -37,12 +37,17 @@ from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer, counter
-from notepad_jax.types import Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
 SENTENCES = 15 / 16  # of a chunk that ends where a sentence does, the share that is filled
 ROWS = "rows.json"  # in a run's folder: what of its files is drawn, and what is not and why
 EMPTY: Mapping[str, Any] = types.MappingProxyType({})
+IDLE = {  # keys of `tasks` that cannot act on documents that are made, and why
+    "weights": "tasks.files is empty",
+    "max_tokens": "tasks.files is empty",
+    "balanced": "documents that are made have questions of several kinds",
+    "retire_at": "documents that are made are never drawn twice",
+}
 MOST_CHUNKS = "data/max_chunks"  # a metric: of the documents of a step, where there is a curriculum
 
 
@@ -100,10 +105,9 @@ def opened(
             f"{curriculum.KEY} has a stage from step {late[0]:,} on, which cannot act: the run "
             f"ends with step {config.steps:,} (steps)"
         )
-    if config.tasks.stories:
-        return _told(config, tokenizer, stages)
     if not config.tasks.files:
-        return _made(config, stages, screen)
+        _say_idle(config, stages, screen)
+        return _told(config, tokenizer, stages) if config.tasks.stories else _made(config, stages)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
     admission = RowCounts()
     found = by_source(
@@ -153,7 +157,20 @@ def _balanced(config: Training, drawn: Mapping[str, float], screen: Screen) -> t
     return tuple(drawn)
 
 
-def _made(config: Training, stages: Curriculum, screen: Screen) -> TaskStream:
+def _say_idle(config: Training, stages: Curriculum, screen: Screen) -> None:
+    """Says which settings cannot act on documents that are made."""
+    tokens, most = stages.longest * config.reading.chunk_size, config.data.tokens
+    for key, why in IDLE.items():
+        if getattr(config.tasks, key):
+            screen.say(f"tasks.{key} cannot act: {why}")
+    if tokens > most:
+        screen.say(
+            f"{curriculum.KEY} goes to {stages.longest:,} chunks, {tokens:,} tokens, and cannot "
+            f"act beyond data.tokens, which is {most:,}"
+        )
+
+
+def _made(config: Training, stages: Curriculum) -> TaskStream:
     """Generated documents are as long as `data.tokens` and the stage say, and never cut."""
     data, size = dict(vars(config.data)), config.reading.chunk_size
     most, room = data["tokens"], 2 * data["questions"] * SENTENCE  # two facts a question
@@ -162,20 +179,6 @@ def _made(config: Training, stages: Curriculum, screen: Screen) -> TaskStream:
             f"{curriculum.KEY} has a stage of {stages.shortest} chunks, {stages.shortest * size} "
             f"tokens, and the facts of {data['questions']} questions may need {room}; make it "
             f"longer, or ask fewer (data.questions)"
-        )
-    for key in ("weights", "max_tokens"):
-        if getattr(config.tasks, key):
-            screen.say(f"tasks.{key} cannot act: tasks.files is empty")
-    if config.tasks.balanced:
-        screen.say(
-            "tasks.balanced cannot act: documents that are made have questions of several kinds"
-        )
-    if config.tasks.retire_at:
-        screen.say("tasks.retire_at cannot act: documents that are made are never drawn twice")
-    if stages.longest * size > most:
-        screen.say(
-            f"{curriculum.KEY} goes to {stages.longest:,} chunks, {stages.longest * size:,} "
-            f"tokens, and cannot act beyond data.tokens, which is {most:,}"
         )
 
     def of(limit: int) -> Records:
@@ -190,21 +193,21 @@ def _told(config: Training, tokenizer: Tokenizer, stages: Curriculum) -> TaskStr
     """Stories of `tasks.stories` in documents of `data.tokens`, `data.questions` of each."""
     kinds, questions = tuple(config.tasks.stories), config.data.questions
     stories.check(kinds)
-    count = counter(tokenizer)
-    text = haystack.stdlib_prose()
+    tell = functools.partial(
+        stories.draw_tasks, kinds=kinds, questions=questions, haystack=haystack.stdlib_prose(),
+        count=counter(tokenizer),
+    )  # fmt: skip
     full = SENTENCES if config.reading.chunk_ends == "sentence" else 1.0
     least, most = config.tasks.min_tokens, config.data.tokens
 
     def of(length: int) -> Records:
-        def make(seed: int) -> tuple[Task, ...]:
-            size = stories.drawn_length(seed, least, length)
-            return stories.make_tasks(seed, kinds, questions, size, text, count)
-
+        make = functools.partial(tell, lengths=range(min(least or length, length), length + 1))
         return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
     def shorter(limit: int) -> Records:
         return of(min(most, int(full * limit)))
 
+    shorter(stages.shortest * config.reading.chunk_size or 2 * most).at(0)  # refused now, if ever
     size = (lambda seed: stories.drawn_length(seed, least, most)) if least else None
     return TaskStream(of(most), questions, 0, None, curriculum=stages, shorter=shorter, size=size)
 

@@ -10,6 +10,7 @@ a training run; below: ruler, memory_tasks, comprehension and recipe.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from notepad_jax.types import Task
 
 TOLD = 0.6  # share of a document's tokens that stories may take; the rest is haystack
 SMALL = 64  # tokens that are kept free for each story to come: the smallest has fewer
+TRIES = 8  # longer documents, and other ones, where one cannot be made
+OTHERS = 2**40  # from a document's seed to that of the next one that is tried in its place
 MOST = 16  # questions about one document, where no number is given
 
 Member = tuple[str, int]  # a story: its kind and its seed
@@ -129,6 +132,26 @@ def make_tasks(
         members.append((kind, own))
         room -= size
     return make_document(members, seed, length, haystack, count)
+
+
+def draw_tasks(
+    seed: int, kinds: Sequence[str], questions: int, lengths: range, haystack: Haystack,
+    count: Count,
+) -> tuple[Task, ...]:  # fmt: skip
+    """As `make_tasks`, of the length that `seed` draws from `lengths`; some length, if it can be.
+
+    Where stories find no room, or sentences do not come to the length, the document is longer, and
+    at the longest it has other stories. Raises Unreachable where that is of no use, either.
+    """
+    most = lengths[-1]
+    drawn = drawn_length(seed, lengths[0], most)
+    longer = dict.fromkeys(drawn + (most - drawn) * k // TRIES for k in range(TRIES + 1))
+    others = [(seed + k * OTHERS, most) for k in range(1, TRIES + 1)]
+    *tries, last = [*((seed, length) for length in longer), *others]
+    for own, length in tries:
+        with contextlib.suppress(recipe.Unreachable):
+            return make_tasks(own, kinds, questions, length, haystack, count)
+    return make_tasks(last[0], kinds, questions, last[1], haystack, count)
 
 
 def make_samples(

@@ -142,7 +142,7 @@ def _prepared(
         config.engine, policy, rules, template, PolicySnapshot(-1, None),
         lambda executor: around(Metered(executor, screen.work)),
     )  # fmt: skip
-    wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
+    wanted = builders.adopted(config, policy.config)
     frozen, _ = learner.partition(config.grpo.lora, policy.config, policy.params, config.seed)
     claims = Claims(there, terms.agreed, me)
     rollouts = rollout_settings.rollouts(config, stream, engine, policy.tokenizer, template, rules)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
+from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint.steps import BESIDE, Folder, is_copy, place_of, steps_in
 from notepad_jax.eval.readings import READINGS
 from notepad_jax.parallel import hosts
 from notepad_jax.report import origin
@@ -27,11 +28,10 @@ from notepad_jax.setup import configuration, provenance
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import lines
 from notepad_jax.telemetry.identity import read_sealed, write_json, write_sealed
-from notepad_jax.telemetry.metrics import CONFIG
+from notepad_jax.telemetry.metrics import CONFIG, METRICS, read_metrics
 from notepad_jax.training import decided
 
 FILE = "history.jsonl"
-BESIDE = "run.json"  # among the steps that lie elsewhere
 GONE = None  # the value of a key that there is no more, or was not yet: no setting is None
 
 
@@ -103,6 +103,36 @@ def change(folder: Path, step: int, config: Training, said: Mapping[str, Any]) -
     }
     if changed and before:
         _append(folder, {"step": step, **_here(), "changed": changed})
+
+
+def saved(folder: Path) -> Mapping[str, Any]:
+    """Returns what the run's config.json says; {} where it is lost: it is said again then."""
+    try:
+        return read_sealed(folder / CONFIG, "")
+    except ValueError:
+        return {}
+
+
+def check_steps(folder: Path, where: Folder) -> None:
+    """Raises ValueError where a run would go on from `where` with less than it has done.
+
+    Its newest step lies where its settings say, and not in `where`; or it is gone.
+    """
+    before, ours = saved(folder).get("checkpoint", {}).get("folder", ""), steps_in(where)
+    there = place_of(folder, before)
+    # What was copied from a bucket is gone on with where that may be out of reach.
+    known = there == where or (bucket.is_bucket(there) and is_copy(where))
+    if not known and (theirs := steps_in(there))[-1:] > ours[-1:]:
+        raise ValueError(
+            f"step {theirs[-1]} of the run lies in {there}, and {where} "
+            f"{f'ends at step {ours[-1]}' if ours else 'has no steps'}: go on there "
+            f"(--config.checkpoint.folder={shlex.quote(before)}), or bring its steps along first"
+        )
+    if not ours and (lines := read_metrics(folder)):
+        raise ValueError(
+            f"{folder / METRICS} ends at step {lines[-1]['step']}, and {where} has no steps to go "
+            f"on from: bring them back, or begin another run (--name)"
+        )
 
 
 def read(folder: Path) -> History:

@@ -25,7 +25,7 @@ from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import curriculum, task_stream
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import run_folder, sinks
-from notepad_jax.telemetry.identity import read_sealed, write_sealed
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import health, record, rollouts
@@ -74,7 +74,7 @@ def telling(
         TraceFile(folder / archive.FILE) as archived,
     ):
         if resume:
-            record.change(folder, done, config, _said(folder))
+            record.change(folder, done, config, record.saved(folder))
         write_sealed(folder / CONFIG, keys.plain(config))  # nothing refused it
         record.put_beside(folder, config)
         _say_what_is_missing(folder, done, screen)
@@ -125,13 +125,6 @@ def telling(
 
         yield Tell(tell, log.write)
         table.finish()
-
-
-def _said(folder: Path) -> Mapping[str, Any]:
-    try:
-        return read_sealed(folder / CONFIG, "")
-    except ValueError:  # lost, and said again on the command line
-        return {}
 
 
 def _sinks(config: Training, folder: Path, screen: Screen) -> sinks.Sinks:

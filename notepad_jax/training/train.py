@@ -171,6 +171,8 @@ def check(
             f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
             f"or remove them"
         )
+    if resume and step is None:
+        hosts.broadcast(lambda: record.check_steps(folder, where))
     return words
 
 
@@ -214,7 +216,7 @@ def prepare(
     for idle in (*said, *rollout_settings.idle(config)):
         screen.say(idle)
     waiting.look()
-    wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
+    wanted = builders.adopted(config, policy.config)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())

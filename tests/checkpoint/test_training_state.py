@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, training_state
+from notepad_jax.checkpoint import best, checksums, training_state
 from notepad_jax.checkpoint.abstract_trees import abstract
 
 
@@ -90,12 +90,13 @@ def test_two_threads_save_and_restore_at_once(tmp_path):
         assert list(threads.map(run, "abc")) == [[4, 5]] * 3
 
 
-def test_the_newest_and_the_milestones_are_kept(tmp_path):
+def test_the_newest_and_the_best_are_kept(tmp_path):
     params, opt = state()
-    checkpoints = training_state.Checkpoints(tmp_path, keep=2, keep_every=4)
-    for step in range(7):
+    checkpoints = training_state.Checkpoints(tmp_path, keep=2)
+    checkpoints.mark(best.Best(1, 0.5))
+    for step in range(5):
         checkpoints.save(step, params, opt, {}, {})
-    assert checkpoints.steps() == [0, 4, 5, 6]
+    assert checkpoints.steps() == [1, 3, 4]
 
 
 def test_resuming_further_back_drops_what_came_later(tmp_path):

@@ -55,6 +55,16 @@ def test_a_run_of_two_hosts_from_nothing_to_done(world, hosts):
     assert all("--delete-unmatched" not in " ".join(call) for call in world.calls("rsync"))
 
 
+def test_what_one_host_saved_before_is_not_copied_over_what_two_have_saved(world, hosts):
+    old = hosts[0] / "notepad" / "runs" / "first" / "checkpoints" / "0"
+    old.mkdir(parents=True)
+    (old / "params").write_text("weights 0")
+    done = world.call("run.sh", **TWO)
+    assert done.returncode == 0, done.stderr
+    assert f"{WORDS} --resume" in trained(world)
+    assert steps(world) == ([".9.writing", "1", "2"], [1, 2])
+
+
 def test_slices_of_groups_are_told_of_one_another(world, hosts):
     """Nobody else does: who is first, how many there are, which one this is."""
     (hosts[0] / "worker-network-endpoints").write_text("10.0.0.7,10.0.0.8")

@@ -42,6 +42,12 @@ def test_nobody_watches_a_detached_run(world):
     assert done.returncode == 2 and "IDLE_MINUTES" in done.stderr and world.calls() == []
 
 
+def test_what_is_stopped_is_deleted_by_another_script(world):
+    done = world.call("run.sh", "--stop", "--delete-when-done")
+    assert done.returncode == 2 and "launch/delete.sh stops the run" in done.stderr
+    assert world.calls() == []
+
+
 # ---------------------------------------------------------------- hosts that are idle
 
 

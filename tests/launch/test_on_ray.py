@@ -137,6 +137,10 @@ def test_what_a_trainer_goes_on_with_is_its_folder_or_its_steps_elsewhere(tmp_pa
     assert not on_ray.begun("x", str(there))
     (there / "x" / "checkpoints" / "1").mkdir()
     assert on_ray.begun("x", str(there)) and not on_ray.begun("x", "")
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell does not expand it behind `=`
+    assert on_ray.begun("x", "~/shared") and on_ray.place("x", "~/shared") == str(there / "x")
+    assert on_ray.place("x", "") == str(tmp_path / "runs" / "x")
+    assert on_ray.place("x", "gs://bucket/runs") == "gs://bucket/runs/x"
     (tmp_path / "runs" / "x").mkdir(parents=True)
     assert on_ray.begun("x", "")
 

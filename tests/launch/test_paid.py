@@ -76,6 +76,13 @@ def test_other_scripts_say_it_too(world, script):
     assert done.returncode == 0 and PAID in done.stderr + done.stdout
 
 
+def test_what_other_settings_made_is_paid_for_too(world):
+    world.queued("ACTIVE")
+    done = world.call("status.sh", TPU="v6e:2x4")
+    assert done.returncode == 1 and "is there with TPU of v5p-8" in done.stderr
+    assert PAID in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     "settings, said",
     [

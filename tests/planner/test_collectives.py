@@ -62,14 +62,14 @@ ENTRY %main (x: bf16[2,16], g: f32[8,16]) -> f32[2,16] {
 
 def test_every_kind_by_hand():
     found = {one.kind: one for one in collectives(MODULE)}
-    gather = Collective("all-gather", "jit(f)/while/body/weights", 8 * 16 * 2, 4, 5)
+    gather = Collective("all-gather", 8 * 16 * 2, 4, 5)
     assert found["all-gather"] == gather and gather.sent(8) == 5 * 256 * 3 / 4
-    reduce = Collective("all-reduce", "jit(f)/norm", 8 * 16 * 4, 4, 1)
+    reduce = Collective("all-reduce", 8 * 16 * 4, 4, 1)
     assert found["all-reduce"] == reduce and reduce.sent(8) == 2 * 512 * 3 / 4
     # Added up and sliced in one fusion: every device is sent what it keeps, and no more.
-    scatter = Collective("reduce-scatter", "jit(f)/gradient", 8 * 16 * 4, 4, 1)
+    scatter = Collective("reduce-scatter", 8 * 16 * 4, 4, 1)
     assert found["reduce-scatter"] == scatter and scatter.sent(8) == 512 * 3 / 4
-    permute = Collective("collective-permute", "", 2 * 16 * 2, 0, 5)
+    permute = Collective("collective-permute", 2 * 16 * 2, 0, 5)
     assert found["collective-permute"] == permute and permute.sent(2) == 5 * 64
     assert len(found) == 4
 

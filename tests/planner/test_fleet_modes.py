@@ -18,8 +18,8 @@ from notepad_jax.planner import (
     fleet_lengths,
     fleet_modes,
     fleet_rates,
-    fleet_table,
     lowering,
+    plan_table,
     planned_policy,
 )
 from notepad_jax.planner.fleet import PINNED
@@ -171,7 +171,7 @@ def test_a_comparison_said_twice_is_the_same(compared):
 
 
 def test_the_table_has_a_row_of_every_mode_and_ends_with_the_verdict(compared):
-    lines = fleet_table.text(compared).splitlines()
+    lines = plan_table.fleet_text(compared).splitlines()
     for row in compared.rows:
         (line,) = (line for line in lines if line.strip().startswith(f"{row.mode.name}  "))
         assert f"x{row.speed:.2f}" in line
@@ -228,4 +228,4 @@ def test_the_page_shows_what_the_command_prints():
     config = configuration.load(arguments.config, [])
     parts = fleet_modes.splits(arguments.fleet)
     what = fleet_modes.asked(config, arguments.tpu, parts, arguments.document_lengths)
-    assert shown == fleet_table.text(fleet_modes.compare(what)) + "\n"
+    assert shown == plan_table.fleet_text(fleet_modes.compare(what)) + "\n"

@@ -13,6 +13,7 @@ import pytest
 
 from configs.models import MODELS
 from notepad_jax import cli
+from notepad_jax.checkpoint.hf import hub
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.parallel import mesh
@@ -71,8 +72,7 @@ def test_residents_are_what_a_run_has(rank):
     own = nbytes(learning.reference) - nbytes(learning.frozen)
     assert held["reference"] == own > 0
     # The starter computes in the dtype that it is stored in; adapters lie beside it.
-    chosen = config.grpo.lora.wanted
-    asked = builders.adopted(config, policy.config, chosen)
+    asked = builders.adopted(config, policy.config)
     assert held["weights"] == residents.bytes_of(asked)
     scale = 4 * policy.config.layers
     assert held["weights"] == weights + (nbytes(learning.state.masters) + scale if rank else 0)
@@ -119,6 +119,21 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     stored = planned_here(*words, *STORED, name="qwen2_5_7b")
     arriving = stored.residents[lowering.HANDOFF]["arriving weights"]
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
+
+
+def test_a_policy_is_found_and_refused_as_a_run_does_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(hub, "fetched", lambda name: str(ROOT / "data" / "starter"))
+    (tmp_path / "mine").symlink_to(ROOT / "data" / "starter")
+    for name in ("~/mine", "somebody/model"):
+        config = configuration.load("quickstart", [f"--config.policy={name}"])
+        assert planned_policy.policy_of(config, "cpu").counted_by == "its own tokenizer"
+    for config, policy in (("quickstart", "~/mine"), ("chat", "Qwen2.5-0.5B")):  # known by name
+        words = [f"policy={policy}", "reading.order=parallel", "reading.chunk_size=8"]
+        made = configuration.load(config, [f"--config.{word}" for word in words])
+        with pytest.raises(ValueError, match="is 8, and a parallel reading merges what its chunks"):
+            planned_policy.policy_of(made, "cpu")
 
 
 @tpu_compiler.needed

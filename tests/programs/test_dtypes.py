@@ -106,7 +106,7 @@ def test_a_bfloat16_policy_lies_and_computes_in_float32_here(stored):
 def test_the_trainer_hands_the_engine_what_both_compute_in(stored):
     config = configuration.load("quickstart")
     policy = builders.load_policy(stored).config
-    wanted = jax.tree.leaves(builders.adopted(config, policy, None))
+    wanted = jax.tree.leaves(builders.adopted(config, policy))
     assert {x.dtype for x in wanted} == {jnp.dtype("float32")}
 
 

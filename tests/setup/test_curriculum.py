@@ -108,6 +108,31 @@ def test_stories_are_told_in_documents_of_many_lengths():
     assert max(lengths(stream.stage(1, 2048).records)) <= 2048
 
 
+def test_stories_without_room_are_told_in_a_longer_document_or_refused_at_once():
+    """Each draw is made, whatever its length: a run would end in its middle, and again there."""
+    words = ("tasks.stories=niah_single_2,vt,updates,conflicts", "data.questions=3")
+
+    def made(tokens, least, chunks="0@0"):
+        more = (f"data.tokens={tokens}", f"tasks.min_tokens={least}", f"tasks.curriculum={chunks}")
+        return opened(*(f"--config.{word}" for word in (*words, *more)))[0].records
+
+    for tokens, least, ordinal in ((1900, 250, 14), (1900, 450, 26), (480, 0, 27)):
+        tasks = made(tokens, least).at(ordinal)
+        assert len(tasks) == 3 and made(tokens, least).at(ordinal) == tasks
+    with pytest.raises(ValueError, match="cannot be 100 tokens long: there is no room for 3 stor"):
+        made(100, 0)
+    with pytest.raises(ValueError, match="cannot be 256 tokens long"):
+        made(1900, 0, "1@0")
+
+
+def test_stories_say_what_else_of_tasks_cannot_act():
+    words = ["weights=a=2", "max_tokens=256", "balanced=true", "retire_at=0.5", "curriculum=9@0"]
+    said = opened(*(f"--config.tasks.{word}" for word in ["stories=niah_single_2", *words]))[2]
+    assert [line.split()[0] for line in said] == [f"tasks.{w.partition('=')[0]}" for w in words]
+    with pytest.raises(configuration.ConfigProblem, match="tasks.files and tasks.stories both say"):
+        opened("--config.tasks.stories=vt", "--config.tasks.files=a.jsonl")
+
+
 def test_the_shortest_document_is_no_longer_than_the_longest():
     said = opened("--config.tasks.min_tokens=9")[2]
     assert said == ["tasks.min_tokens cannot act: tasks.stories is empty"]

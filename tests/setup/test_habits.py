@@ -62,6 +62,7 @@ def test_both_exports_an_import_and_their_exports_read_as_the_run(here):
         assert policies.reads_as(name) == READS, name
         assert policies.folder_of(policies.resolved(name)) in ("base", name)
     assert policies.reads_as("base") == {}
+    assert policies.reads_as("runs/mine")["engine"] == {"slots": 5, "per_cpu": 3}
     config = settings.to_read("adapters", None, "", {})
     assert (config.reading.template, config.reading.chunk_size) == ("chunk_first", 96)
     assert (config.engine.slots, config.engine.tensor, config.evaluate.chunk_size) == (5, 1, 80)

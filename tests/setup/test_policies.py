@@ -80,6 +80,20 @@ def test_every_name_gives_its_weights_and_the_folder_that_it_began_with(here):
         assert policies.resolved(name) == policies.Named(name, name, Path(name, "checkpoints"), 0)
 
 
+def test_a_run_whose_folder_of_steps_was_changed_is_its_newest_step(here):
+    """What it left behind is older; what was brought here from there is all of it."""
+    run, there = here / "runs" / "mine", here / "shared" / "mine" / "checkpoints"
+    said = {"policy": "published", "checkpoint": {"folder": "shared"}}
+    (run / "config.json").write_text(json.dumps(said))
+    assert policies.resolved("runs/mine").step == 12  # there is nothing there
+    there.parent.mkdir(parents=True)
+    shutil.move(run / "checkpoints" / "12", there / "12")
+    found = policies.resolved("runs/mine")
+    assert (found.name, found.steps) == ("runs/mine@12", there)
+    (run / "checkpoints" / "run.json").write_text("{}")
+    assert policies.resolved("runs/mine").step == 9
+
+
 def test_a_run_is_found_from_another_working_folder(here, monkeypatch):
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")

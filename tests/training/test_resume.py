@@ -18,7 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.grpo import algorithm
-from notepad_jax.setup import builders, configuration, learner
+from notepad_jax.setup import builders, configuration, learner, policies
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.screen import SilentScreen
@@ -199,6 +199,37 @@ def test_a_run_whose_steps_lie_elsewhere_is_known_by_them(
     shutil.rmtree(folder)
     assert "has steps of one, but not its settings (run.json): bring back" in said(*resume, place)
     assert "has steps of an earlier run (4 is the last); choose another name" in said(*start)
+
+
+def test_a_run_that_would_make_steps_again_elsewhere_is_refused(
+    uninterrupted, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(uninterrupted, tmp_path / "runs" / "mine")
+    ours, theirs = folder / "checkpoints", tmp_path / "elsewhere" / "mine" / "checkpoints"
+    words = ["train", "--name=mine", "--resume", "--json"]
+    there = [*words, f"--config.checkpoint.folder={tmp_path / 'elsewhere'}"]
+
+    def refused(words: list[str], *says: str) -> None:
+        before = limits.content(folder)
+        assert cli.main(words) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert not [part for part in says if part not in line], line
+        assert limits.content(folder) == before
+
+    says = f"step 4 of the run lies in {ours}, and {theirs}"
+    refused(there, f"{says} has no steps: go on there (--config.checkpoint.folder='')")
+    shutil.copytree(ours, theirs, dirs_exist_ok=True)
+    shutil.rmtree(theirs / "4")
+    refused(there, f"{says} ends at step 3: go on there")
+    shutil.copytree(ours / "4", theirs / "4")
+    assert cli.main(there) == 0  # with nothing left to do
+    shutil.rmtree(ours / "4")
+    assert policies.resolved(folder).step == 4
+    says = f"(--config.checkpoint.folder={tmp_path / 'elsewhere'}), or bring its steps along first"
+    refused([*words, "--config.checkpoint.folder="], f"{ours} ends at step 3: go on there {says}")
+    shutil.rmtree(theirs)
+    refused(there, f"runs/mine/metrics.jsonl ends at step 4, and {theirs} has no steps to go on")
 
 
 def test_a_damaged_newest_step_is_passed_over_and_done_again(uninterrupted, tmp_path, capsys):

@@ -9,6 +9,7 @@ generation_config.json with the ids that end a completion. Above: `policy`.
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -75,8 +76,8 @@ def _tokens(metadata: Fields) -> list[str]:
     tokens = [*metadata.words("tokenizer.ggml.tokens")]
     if not tokens:
         raise ImportProblem(f"{metadata.where} has no tokens (tokenizer.ggml.tokens)")
-    if len(set(tokens)) < len(tokens):
-        twice = next(token for token in tokens if tokens.count(token) > 1)
+    (twice, times), *_ = collections.Counter(tokens).most_common(1)
+    if times > 1:
         raise ImportProblem(f"{metadata.where} has the token {quoted(twice)} twice; it is damaged")
     return tokens
 

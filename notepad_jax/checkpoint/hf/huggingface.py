@@ -195,10 +195,9 @@ def export_params(
     params: Any,
     folder: str | Path,
     beside: Mapping[str, bytes] | None = None,
-    like: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes `params` as a local Hugging Face folder, replacing an older export; see `export`."""
-    export(config, params, Path(folder).absolute(), beside=beside, like=like, overwrite=True)
+    export(config, params, Path(folder).absolute(), beside=beside, overwrite=True)
     return Path(folder).absolute()
 
 

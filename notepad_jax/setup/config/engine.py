@@ -46,6 +46,7 @@ class EngineKeys:
         "tokens",
         "per page. Make a chunk a whole number of pages; shared prefixes shorter than a page are "
         "read again instead of shared",
+        whole(1),
     )
     pages: int = key(
         "pages",

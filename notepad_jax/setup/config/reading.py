@@ -29,6 +29,7 @@ class ReadingKeys:
         "for templates with a `[chat]` section: put turns into the chat template that lies beside "
         "the weights, if there is one (`model`), or into the section's own markers (`file`; for "
         "base models, which ship chat templates too)",
+        words("model", "file"),
     )
     max_question: int = key(
         "tokens",
@@ -156,6 +157,7 @@ class DataKeys:
     questions: int = key(
         "1 to 36",
         "about each document. With `question_last` and `document_first` they all share its chunks",
+        whole(1),
     )
     kinds: tuple[str, ...] = key(
         "list of kinds",
@@ -271,3 +273,8 @@ class TaskKeys:
 
     def __post_init__(self) -> None:
         curriculum.parsed(self.curriculum)
+        if self.files and self.stories:
+            raise ValueError(
+                "tasks.files and tasks.stories both say what is read; leave one of them empty "
+                "(--config.tasks.stories=)"
+            )

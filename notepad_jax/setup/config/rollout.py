@@ -23,6 +23,7 @@ class RolloutKeys:
         "readings (G)",
         "of each question; their mean is the baseline. At least 2, or no group ever carries a "
         "signal",
+        whole(1),
     )
     temperature: float = key(
         "1e-4 to 1e4",

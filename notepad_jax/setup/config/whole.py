@@ -10,7 +10,7 @@ import dataclasses
 from typing import ClassVar
 
 from notepad_jax.grpo.optimizer import OptimizerSettings
-from notepad_jax.keys import SHARE, UNSIGNED, key, whole
+from notepad_jax.keys import POSITIVE, SHARE, UNSIGNED, also, key, whole
 from notepad_jax.setup.config.asking import (
     EndpointKeys,
     EvaluateKeys,
@@ -23,7 +23,6 @@ from notepad_jax.setup.config.engine import EngineKeys, ServeKeys, TrainingEngin
 from notepad_jax.setup.config.learning import CheckpointKeys, GrpoKeys, ParallelKeys
 from notepad_jax.setup.config.reading import DataKeys, ReadingKeys, TaskKeys
 from notepad_jax.setup.config.rollout import FleetKeys, RolloutKeys
-from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
 from notepad_jax.starter.habits import Habits
 
 
@@ -146,6 +145,62 @@ class Suites(Common):
     evaluate: SuiteKeys | None = None
     endpoint: EndpointKeys | None = None
     sources: SourceKeys | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyKeys:
+    """Section policy: sizes of the decoder."""
+
+    width: int = key(
+        "sizes",
+        "of the decoder. At least 2 layers; heads a multiple of kv_heads; an even head size",
+        whole(1),
+    )
+    layers: int = also(whole(1))
+    heads: int = also(whole(1))
+    kv_heads: int = also(whole(1))
+    head_size: int = also(whole(1))
+    feed_forward: int = also(whole(1))
+    rope_theta: float = key(
+        "numbers",
+        "base of the rotary angles; epsilon of RMSNorm",
+        POSITIVE,
+    )
+    rms_eps: float = also(POSITIVE)
+    qk_norm: bool = key(
+        "true, false",
+        "Qwen3 norms queries and keys; Qwen2 has biases on q, k, v; tied: the output matrix is "
+        "the embedding",
+    )
+    attention_bias: bool = also()
+    tied_embeddings: bool = also()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitialKeys:
+    """Section initial: first weights."""
+
+    embed: float = key(
+        "factors",
+        "on the usual initial values of the embedding, and of what attention and feed-forward "
+        "add. Loud words and quiet branches learn several times faster",
+        POSITIVE,
+    )
+    branches: float = also(POSITIVE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LessonKeys:
+    """Section lessons: kinds of steps, in a list that a file changes, and no command line."""
+
+    chunks: int = key("chunks", "of a step of this kind", whole(1))
+    chunk_size: int = key("tokens", "of each", whole(1))
+    tails: int = key("questions", "for each chunk", whole(1))
+    share: float = key("share", "how often this kind is drawn", SHARE)
+    notes: bool = key(
+        "true or false",
+        "with `rounds`: these chunks are notes side by side, of an odd number of tokens",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
