@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from notepad_jax import waiting
 from notepad_jax.reading import answer, rounds
 from notepad_jax.reading.answer import AnswerState
 from notepad_jax.reading.rounds import chunk_or_none
@@ -259,9 +260,7 @@ class _Abreast:
 
     async def end(self) -> None:
         """Cancels what is under way, and waits for it."""
-        for task in self._under_way:
-            task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await waiting.end(*self._under_way)
 
 
 def _number(state: State) -> int:

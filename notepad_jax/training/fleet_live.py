@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from notepad_jax import waiting
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.objects import sealed, unsealed
 from notepad_jax.engine.engines import Engines
@@ -172,9 +173,7 @@ class Live:
     async def _let_go(self, superfluous: Collection[str]) -> None:
         """Ends the reading of bundles that are not wanted any more."""
         left = [self.begun.pop(name) for name in list(self.begun) if name in superfluous]
-        for one in left:
-            one.reading.cancel()
-        await asyncio.gather(*(one.reading for one in left), return_exceptions=True)
+        await waiting.end(*(one.reading for one in left))
 
     async def _until_next_look(self) -> None:
         readings = [one.reading for one in self.begun.values()]
