@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import datasets
+from notepad_jax.eval.readings import READINGS
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import evaluate as evaluation
 from notepad_jax.programs import export, measuring, subjects
@@ -160,7 +161,8 @@ def evaluate(
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
-        saved = _saved(folder, config) if resume else {}
+        begun = resume and (folder / READINGS).exists()  # or killed before anything was read
+        saved = _saved(folder, config) if begun else {}
         wanted = settings.to_read(source, step, config, said, measured=True, saved=saved)
         evaluation.check_meant(wanted)
         process.prepared(wanted)

@@ -217,6 +217,7 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
 def test_an_evaluation_goes_on_with_its_own_settings(trained, monkeypatch):
     def run(config, reader, folder, screen):
         write_sealed(folder / "config.json", keys.plain(config))
+        (folder / "readings.jsonl").touch()
         trained.append(config)
 
     monkeypatch.setattr(api.subjects, "named", lambda *what: "somebody")
@@ -232,6 +233,9 @@ def test_an_evaluation_goes_on_with_its_own_settings(trained, monkeypatch):
     with pytest.raises(ValueError, match="config.json cannot be read .*; say config= again"):
         nj.evaluate(STARTER, name="short", resume=True, quiet=True)
     nj.evaluate(STARTER, name="short", config="quickstart", resume=True, quiet=True)
+    for file in ("config.json", "readings.jsonl"):  # killed while the policy was loaded
+        Path("runs/short", file).unlink()
+    nj.evaluate(STARTER, name="short", resume=True, quiet=True)
 
 
 # ---------------------------------------------------------------- the whole, in a running loop

@@ -74,7 +74,7 @@ def read_any(
     if form == "array_record":
         return array_records.admitted(path, files.read(path, on_block), on_fault, memo)
     keys = parquet.keys(path) if form == "parquet" else _keys(path)
-    if keys & _OURS:
+    if keys & _OURS and keys & _TEXTS:
         keys = set()
     if form == "jsonl" and "input" in keys and not keys & {"question", "answers", *_TEXTS}:
         return ruler_files.read(path, on_block=on_block, name=name, on_fault=on_fault)

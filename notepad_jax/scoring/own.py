@@ -129,7 +129,7 @@ def named(name: str, key: str, memories: bool = False) -> Own:
     Raises ValueError, in one line, where there is none, or it cannot be called.
     """
     function = functions.lent(name)
-    if function is None and name.startswith("__main__:"):
+    if function is None and (name.startswith("__main__:") or "#" in name or "<" in name):
         functions.named(name, key)  # says where it can be found
     try:
         return Own(name, _There(name) if function is None else _Here(function), memories)
@@ -234,7 +234,7 @@ class _Process:
             raise
         self._questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # A Popen that is let go while its process runs is kept by subprocess, pipes and all.
-        weakref.finalize(self, self._questions.put, None)
+        weakref.finalize(self, _close, self.owner, self._questions, self.popen.stdin)
         # No methods: the threads would hold on to the process, and so keep it running.
         writing = self._questions, self.popen.stdin
         reading = self.popen.stdout, _clock(os.getpid()), weakref.ref(self)
@@ -275,6 +275,15 @@ class _Process:
 
     def _broken(self) -> _Broken:
         return _Broken(self._why or f"ended its process (code {self.popen.returncode})")
+
+
+def _close(owner: int, questions: queue.SimpleQueue[bytes | None], pipe: Any) -> None:
+    """Has the pipe closed; in a fork, where no thread writes, closes its copy of it."""
+    if os.getpid() == owner:
+        questions.put(None)
+    else:
+        with contextlib.suppress(OSError, ValueError):
+            os.close(pipe.fileno())
 
 
 def _write(questions: queue.SimpleQueue[bytes | None], pipe: Any) -> None:

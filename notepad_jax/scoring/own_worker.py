@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO, Any
 
 HERE = Path(__file__).parents[2]  # where the package lies, which it may not be found without
-SPARE = 60.0  # CPU seconds, beside a call's limit ten times, in which no other thread came to run
+# CPU seconds of each core, beside a call's limit ten times, in which no other thread came to run
+SPARE = 60.0
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -75,7 +76,7 @@ async def serve(function: Callable[..., Any], replies: IO[str]) -> None:
         """Sets the limit anew for as long as threads come to run; its signal needs none."""
         while True:
             seconds = 10 * own_calls.calls_of(function).seconds + SPARE
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds * (os.cpu_count() or 1))
             time.sleep(0.1)
 
     for work in (listen, wind):

@@ -208,7 +208,7 @@ def chats(name: str | Path) -> bool:
     """Whether a policy has a chat template, and no settings of its own to read by (`reads_as`)."""
     try:
         return has_template(name, default=False) and not reads_as(name)
-    except ValueError:  # as the code that opens it says
+    except (ValueError, OSError):  # as the code that opens it says
         return False
 
 
@@ -216,7 +216,7 @@ def has_template(name: str | Path, default: bool) -> bool:
     """Whether a policy has a chat template; `default` of one that cannot be found or read."""
     try:
         return chat.has_template(folder_of(resolved(name, lambda line: None, ())))
-    except ValueError:  # as the code that opens it says
+    except (ValueError, OSError):  # as the code that opens it says
         return default
 
 

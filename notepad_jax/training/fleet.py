@@ -207,11 +207,13 @@ class Fleet:
         if kept and (anew or kept.digest != self._terms.digest or not self._go_on(step, kept)):
             kept = None
             self._say(f"what readers had begun after step {step} is of no use now: it is read anew")
+        for name in self._settled.names():  # of steps that are made again, they are kept anew
+            if kept is None or (schedule.step_of(name) or 0) > step:
+                self._settled.remove(name)
         if kept is None:
-            for place in (self._objects, self._settled):
-                for name in place.names():
-                    if schedule.step_of(name) is not None:
-                        place.remove(name)
+            for name in self._objects.names():
+                if schedule.step_of(name) is not None:
+                    self._objects.remove(name)
             self._handoff.forget(step - 1)  # `step` itself may have been in another dtype
         since, begun = (step, self._life.number) if kept is None else (kept.since, kept.begun)
         begun = begun if self.live else 0
@@ -273,7 +275,7 @@ class Fleet:
                     continue
                 learnt_from = self._keep and name.startswith(schedule.LEARNT_FROM)
                 if learnt_from and (content := self._objects.get(name)) is not None:
-                    self._settled.replace(name, content)
+                    self._settled.put(name, content)  # what came later was not learnt from
                 self._objects.remove(name)
 
 

@@ -41,7 +41,10 @@ class TrainingResult:
 def outcome(config: Training, folder: Path) -> TrainingResult:
     """Writes the report of the run in `folder` (of several processes, the first one does)."""
     checkpoints = steps.place_of(folder, config.checkpoint.folder)
-    marked = best.read(checkpoints)
+    try:
+        marked = best.read(checkpoints)
+    except OSError:  # of a bucket: what is done is told all the same
+        marked = None
     lines = read_metrics(folder)
     after = _next(config, folder, marked)
     found = TrainingResult(

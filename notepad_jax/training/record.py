@@ -47,7 +47,10 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The settings of a run and their changes; a run of an earlier version has no beginning."""
+    """The settings of a run and their changes; a run of an earlier version has no beginning.
+
+    A change of nothing is where a run went back to a step before another change.
+    """
 
     begun: Mapping[str, Any] | None  # by key
     changes: tuple[Change, ...]
@@ -62,10 +65,14 @@ class History:
         return {key: value for key, value in {**self.begun, **after}.items() if value is not GONE}
 
     def at(self, version: int, key: str, now: Any) -> Any:
-        """A setting as it was when `version` read; `now` where a run has no beginning."""
-        said = [one.changed[key][1] for one in self.changes
-                if one.step <= version and key in one.changed]  # fmt: skip
-        return said[-1] if said else (self.begun or {}).get(key, now)
+        """A setting as it was when `version` read; `now` where nothing says."""
+        first = next((one.changed[key][0] for one in self.changes if key in one.changed), now)
+        value = (self.begun or {}).get(key, first)
+        since = [(0, value)]
+        for one in self.changes:  # in the order of time: a run may go back to a step
+            value = one.changed.get(key, (None, value))[1]
+            since = [(step, was) for step, was in since if step < one.step] + [(one.step, value)]
+        return next((was for step, was in reversed(since) if step <= version), first)
 
 
 def config_of(folder: Path) -> Training:
@@ -94,14 +101,15 @@ def change(folder: Path, step: int, config: Training, said: Mapping[str, Any]) -
 
     The first process does this.
     """
-    before, now = read(folder).now, _flat(config)
-    before = keys.flat(said) if before is None else before
+    history, now = read(folder), _flat(config)
+    before = keys.flat(said) if history.now is None else history.now
     changed = {
         key: [before.get(key, GONE), now.get(key, GONE)]
         for key in sorted({*before, *now})
         if before.get(key, GONE) != now.get(key, GONE)
     }
-    if changed and before:
+    went_back = any(step < one.step for one in history.changes)  # `at` has to know
+    if (changed or went_back) and before:
         _append(folder, {"step": step, **_here(), "changed": changed})
 
 
@@ -128,10 +136,17 @@ def check_steps(folder: Path, where: Folder) -> None:
             f"{f'ends at step {ours[-1]}' if ours else 'has no steps'}: go on there "
             f"(--config.checkpoint.folder={shlex.quote(before)}), or bring its steps along first"
         )
-    if not ours and (lines := read_metrics(folder)):
+    done = next((line["step"] for line in reversed(read_metrics(folder))), 0)
+    if done and not ours:
         raise ValueError(
-            f"{folder / METRICS} ends at step {lines[-1]['step']}, and {where} has no steps to go "
-            f"on from: bring them back, or begin another run (--name)"
+            f"{folder / METRICS} ends at step {done}, and {where} has no steps to go on from: "
+            f"bring them back, or begin another run (--name)"
+        )
+    every = saved(folder).get("checkpoint", {}).get("every", done)
+    if ours and done > ours[-1] + 2 * every:  # a killed run is no further ahead
+        raise ValueError(
+            f"{folder / METRICS} ends at step {done}, and {where} at step {ours[-1]}: bring the "
+            f"later steps back, or say --step {ours[-1]} to go on from there"
         )
 
 
@@ -165,6 +180,7 @@ def shown(folder: Path) -> list[origin.SettingsChange]:
             [(key, told(was), told(now)) for key, (was, now) in one.changed.items()],
         )
         for one in read(folder).changes
+        if one.changed
     ]  # fmt: skip
 
 

@@ -129,6 +129,13 @@ def test_every_form_shows_each_byte_once_while_it_is_read(tmp_path):
         assert bytes(seen) == path.read_bytes()
 
 
+def test_a_published_file_with_a_column_beside_stays_one(tmp_path):
+    row = {"index": 0, "input": "text\nwhat?", "outputs": ["x"], "length": 9, "extra": {"k": 1}}
+    path = tmp_path / "niah_single_1.jsonl"
+    path.write_text(json.dumps(row))
+    assert len(formats.read_any(path)) == 1
+
+
 def test_ruler_files_whose_path_tells_other_ids_are_others(tmp_path):
     row = json.dumps({"index": 0, "input": "text\nwhat?", "outputs": ["x"], "length": 9})
     states = []

@@ -366,6 +366,7 @@ def test_how_a_function_is_called_is_checked_where_it_is_said():
     [
         ("not_a_module_of_mine:f", "which cannot be imported: ModuleNotFoundError: No module"),
         ("rewards_of_mine:missing", "but rewards_of_mine has no function missing"),
+        ("rewards_of_mine:Judge#1", "a function of a script or a notebook: go on from there"),
         ("rewards_of_mine:one", "but rewards_of_mine has no function one"),
         ("missing.py:f", "which cannot be imported: FileNotFoundError"),
         ("__main__:f", "a function of a script or a notebook: go on from there"),

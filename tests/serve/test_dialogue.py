@@ -196,6 +196,10 @@ def test_documents_that_are_remembered_have_a_bound_of_tokens():
     known.keep("large", "x", state(document(99)))
     assert known.get("large", "x") and known.get("small", "x") is None
     assert not any(known.get("shared", answer) for answer in "xyz")
+    larger = document(100)
+    for answer in "xyz":
+        known.keep("larger", answer, state(larger))
+    assert all(known.get("larger", answer) for answer in "xyz")
 
 
 # ---------------------------------------------------------------- what ordinary clients send

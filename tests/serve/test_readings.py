@@ -374,9 +374,13 @@ def test_a_disk_or_a_bucket_that_comes_back_ends_no_detached_reading(tmp_path, s
     with library(tmp_path) as (url, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReadAhead, "__getitem__", lost)
         there = begin(url)
-        assert whole(there)["status"] == "failed"
+        other = begin(url)
+        assert whole(there)["status"] == whole(other)["status"] == "failed"
+        CLIENT.post(f"{other}/cancel")
+        assert whole(other)["status"] == "cancelled"
     with library(tmp_path, text=None) as (url, _):
         assert whole(url + there[there.index("/v1") :])["status"] == "completed"
+        assert whole(url + other[other.index("/v1") :])["status"] == "cancelled"
 
 
 def test_a_full_temporary_disk_is_a_507(url, monkeypatch):

@@ -255,8 +255,12 @@ def test_what_is_kept_lies_where_nobody_looks_for_work(tmp_path):
     assert objects.names() == ["plan/2", "terms"]
     assert kept.names() == ["choice/1", "plan/1", "spool/1-0"]
     assert kept.get("spool/1-0") == b"spool/1-0"
+    objects.put("spool/1-0", b"too late")
+    trainer._tidy(1)
+    assert kept.get("spool/1-0") == b"spool/1-0" and objects.names() == ["plan/2", "terms"]
+    kept.put("plan/2", b"of a step that is made again")
     trainer.begin(1, False)
-    assert len(kept.names()) == 3
+    assert kept.names() == ["choice/1", "plan/1", "spool/1-0"]
     trainer.begin(0, True)  # anew: of no use for a replay
     assert kept.names() == [] and objects.names() == ["terms"]
 

@@ -1,11 +1,15 @@
 """What a run was asked to do stands in a file that is only appended to."""
 
+import contextlib
 import json
+import shutil
 
 import pytest
 
 from notepad_jax import keys
 from notepad_jax.setup import configuration
+from notepad_jax.telemetry import lines
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.training import record
 from notepad_jax.training.record import Change
 
@@ -38,6 +42,34 @@ def test_a_run_of_an_earlier_version_has_no_beginning(tmp_path):
     assert history.begun is None and history.now is None
     assert [one.changed for one in history.changes] == [{"steps": (9, CONFIG.steps)}]
     assert record.read(tmp_path / "nowhere") == record.History(None, (), {})
+
+
+def test_a_setting_is_that_of_the_time_when_a_version_read_also_after_going_back(tmp_path):
+    record.begin(tmp_path, CONFIG)
+    other = configuration.changed(CONFIG, ["--config.rollout.temperature=0.7"])
+    was = CONFIG.rollout.temperature
+    at = lambda version: record.read(tmp_path).at(version, "rollout.temperature", None)  # noqa: E731
+    record.change(tmp_path, 10, other, {})
+    assert [at(version) for version in (0, 9, 10, 20)] == [was, was, 0.7, 0.7]
+    record.change(tmp_path, 5, other, {})
+    assert [at(version) for version in (0, 4, 5, 7, 20)] == [was, was, 0.7, 0.7, 0.7]
+    record.change(tmp_path, 8, CONFIG, {})
+    assert [at(version) for version in (4, 7, 8, 20)] == [was, 0.7, was, was]
+    assert len(record.shown(tmp_path)) == 2  # going back changed nothing
+
+
+def test_steps_that_are_gone_are_missed(tmp_path):
+    record.begin(tmp_path, CONFIG)
+    where, metrics = tmp_path / "checkpoints", tmp_path / "metrics.jsonl"
+    write_sealed(tmp_path / "config.json", keys.plain(CONFIG))
+    for done, there, missed in ((0, [], ""), (5, [], "has no steps"), (5, [0, 3], ""),
+                                (5, [0, 2], "step 2: bring the later .* --step 2")):  # fmt: skip
+        shutil.rmtree(where, ignore_errors=True)
+        for step in there:
+            (where / str(step)).mkdir(parents=True)
+        metrics.write_bytes(b"".join(lines.sealed({"step": k + 1}) for k in range(done)))
+        with pytest.raises(ValueError, match=missed) if missed else contextlib.nullcontext():
+            record.check_steps(tmp_path, where)
 
 
 def test_a_line_that_a_kill_cut_is_written_over_and_a_damaged_one_is_named(tmp_path):

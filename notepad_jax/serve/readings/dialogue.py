@@ -126,12 +126,12 @@ class Memories:
         """Stores a state, and drops the least recently used."""
         self._known[read, answer.strip()] = what
         self._known.move_to_end((read, answer.strip()))
-        while len(self._known) > self._most or (len(self._known) > 1 and self._full()):
+        while len(self._known) > self._most or self._full():
             self._known.popitem(last=False)
 
     def _full(self) -> bool:
         documents = {one.chunks for one in self._known.values()}  # choices share theirs
-        return sum(one.tokens_read for one in documents) > self._tokens
+        return len(documents) > 1 and sum(one.tokens_read for one in documents) > self._tokens
 
 
 def digest(

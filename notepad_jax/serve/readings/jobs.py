@@ -122,6 +122,9 @@ class ReadingJobs:
     async def stop(self, reading: ReadingOnDisk, now: bool) -> None:
         """Cancels a reading: when its turns under way have ended, or at once."""
         if reading.journal.over:
+            if reading.unwritten:  # the next server is not to go on with it
+                reading.unwritten = []
+                await reading.end("cancelled")
             return
         reading.stopping = True
         if now and reading.task is not None:
