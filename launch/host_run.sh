@@ -239,7 +239,16 @@ bring_back() {
     local there="" less=()
     ! shared || less=("--exclude=^(checkpoints|fleet|kept|policy)/.*") # they are read where they are
     ! several || bring_turns
-    ((HOST_INDEX == 0)) && [[ ! -d runs/$RUN ]] || return 0
+    ((HOST_INDEX == 0)) || return 0
+    # One host alone has its steps here; those of a time with more hosts, or readers, come along.
+    if ! shared && grep -qsF "\"$ROOT/runs\"" "runs/$RUN/config.json"; then
+        mkdir -p "runs/$RUN/checkpoints"
+        if ! gcloud storage rsync --recursive "$ROOT/runs/$RUN/checkpoints" "runs/$RUN/checkpoints" --quiet; then
+            ended "failed to read the bucket"
+            exit 1
+        fi
+    fi
+    [[ ! -d runs/$RUN ]] || return 0
     there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {
         grep -qi 'matched no objects' <<<"$there" && return
         echo "the bucket cannot be read: $there" >&2

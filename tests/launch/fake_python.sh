@@ -15,11 +15,12 @@ PIP
 # Writes a folder as training does: config.json first, then a checkpoint and a line a step. Of
 # several hosts the first does; the others keep turns when they are stopped, and find them again.
 [[ $1 == --version ]] && echo "notepad-jax 0" && exit
-said="$*" several=no
+said="$*" several=no elsewhere=""
 while (($#)); do
     case $1 in
     --name) folder=runs/$2 checkpoints=runs/$2/checkpoints ;;
     --hosts=*) several=yes ;;
+    --config.checkpoint.folder=*) elsewhere=${1#*=} ;;&
     --config.checkpoint.folder=gs://*) checkpoints=$WORLD/bucket/${1#*gs://}/${folder#runs/}/checkpoints ;;
     esac
     shift
@@ -39,7 +40,7 @@ if [[ $several == yes && $HOST_INDEX != 0 ]]; then
 fi
 echo "$said" >>"$WORLD/trained"
 mkdir -p "$checkpoints" "$folder"
-echo '{}' >"$folder/config.json"
+echo "{\"checkpoint\": {\"folder\": \"$elsewhere\"}}" >"$folder/config.json"
 touch "$folder/.lock"
 steps=$(cat "$folder/metrics.jsonl" 2>/dev/null | wc -l)
 step() {

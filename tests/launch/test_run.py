@@ -227,6 +227,19 @@ def test_a_host_that_is_restarted_goes_on_by_itself(world, host):
     assert trained(world) == [WORDS, f"{WORDS} --resume"] and world.state() == "done"
 
 
+def test_steps_come_along_where_a_run_has_no_readers_any_more(world, host):
+    world.put("training", "stops")
+    world.call("run.sh", READERS="1")
+    assert not world.has("hosts/0/notepad/runs/first/checkpoints/1")
+    world.call("run.sh")
+    assert trained(world)[-1] == f"{WORDS} --resume"
+    assert steps(world) == (["1", "2"], [1, 2])
+    assert world.has("hosts/0/notepad/runs/first/checkpoints/1")
+    before = world.calls("rsync")
+    world.call("run.sh")  # of its own steps none is brought
+    assert not [call for call in world.calls("rsync")[len(before) :] if call[3].startswith("gs://")]
+
+
 def test_a_bucket_that_cannot_be_read_stops_the_run_before_it_begins(world, host):
     world.put("fail", "storage ls|||HTTPError 503")
     done = world.call("run.sh")
