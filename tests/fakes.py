@@ -89,13 +89,6 @@ def rules(chunk_size: int = 4, memory_update: str = "overwrite") -> Rules:
     )
 
 
-def context(rules: Rules, template: Template) -> int:
-    """The tokens of the longest turn that rules allow, prompt and completion together."""
-    memory = rules.most_memory(template)
-    longest = template.longest_prompt(rules.max_question, rules.chunk_size, memory)
-    return longest + max(rules.max_memory, rules.max_answer)
-
-
 def chunks_of(ids: Tokens, chunk_size: int) -> list[Tokens]:
     """The definition of a document's chunks: its ids, sliced."""
     return [ids[i : i + chunk_size] for i in range(0, len(ids), chunk_size)]

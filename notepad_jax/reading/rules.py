@@ -78,6 +78,12 @@ class Rules:
         """Returns the tokens of the longest memory that a prompt shows."""
         return self.heads * self.max_memory + (self.heads - 1) * len(template.between)
 
+    def context(self, template: Template) -> int:
+        """Returns the tokens of the longest turn, prompt and completion together."""
+        memory = self.most_memory(template)
+        longest = template.longest_prompt(self.max_question, self.chunk_size, memory)
+        return longest + max(self.max_memory, self.max_answer)
+
     @property
     def longest_answer(self) -> int:
         """The most tokens that all contexts of an answer write."""

@@ -215,7 +215,7 @@ def test_no_context_is_longer_than_the_rules_say():
     rules = dataclasses.replace(CHUNKED, answer_chunks=5, carry=3)
     pairs = read(thinker(*range(400, 430)), rules)
     sizes = [len(t.prompt.tokens) + len(t.completion.tokens) for t, _ in pairs]
-    assert max(sizes) <= fakes.context(rules, fakes.template())
+    assert max(sizes) <= rules.context(fakes.template())
     longest = fakes.template().longest_prompt(8, 4, 6, rules.carry)
     assert max(len(turn.prompt.tokens) for turn, _ in pairs) <= longest
 

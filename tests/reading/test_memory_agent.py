@@ -182,7 +182,7 @@ def test_a_streamed_document_reads_like_a_listed_one():
 
 def test_contexts_are_bounded_by_the_rules():
     template, rules = fakes.template(), fakes.rules()
-    limit = fakes.context(rules, template)
+    limit = rules.context(template)
     completer = fakes.Scripted(lambda prompt, sampling: [300] * 100)
     for turn, _ in turns_of(completer, memory_agent.start(tokens([310] * 8), chunks(40))):
         assert len(turn.prompt.tokens) + len(turn.completion.tokens) <= limit

@@ -128,7 +128,7 @@ def test_whoever_notes_everything_still_has_bounded_contexts_and_a_logarithm_of_
     rules = dataclasses.replace(PARALLEL, passes=1)
     pairs = read(hoarder(), began(document(chunks, {k: [FIRST + k] for k in range(chunks)})), rules)
     longest = max(len(t.prompt.tokens) + len(t.completion.tokens) for t, _ in pairs)
-    assert longest <= fakes.context(rules, TEMPLATE)
+    assert longest <= rules.context(TEMPLATE)
     counts = list(places(pairs).values())
     assert counts[0] == chunks and counts[-1] == 1
     assert len(counts) <= 1 + math.ceil(math.log2(chunks))
@@ -285,7 +285,7 @@ def test_heads_count_in_the_longest_context():
     one, four = Rules(8, 4, 99, 4, "overwrite"), Rules(8, 4, 99, 4, "heads", heads=4)
     template = fakes.template("chunk_first")
     more = 3 * (99 + len(template.between))
-    assert fakes.context(four, template) == fakes.context(one, template) + more
+    assert four.context(template) == one.context(template) + more
     assert len(template.between) > 0
 
 
