@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("notepad_jax", "pallas_kernels")
 FILES = 451  # Python files of both packages
-CODE = 48_506  # their lines with code: no comments, no docstrings, nothing blank
+CODE = 48_502  # their lines with code: no comments, no docstrings, nothing blank
 LONGEST = 350  # lines of a file, all of them
 LONGER = {"notepad_jax/types.py"}  # the nouns, read first and together
 NOTHING = {

@@ -112,9 +112,7 @@ class Stop:
         try:
             await asyncio.wait((working, noticed), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            working.cancel()
-            noticed.cancel()
-            await asyncio.wait((working, noticed))
+            await waiting.end(working, noticed)
         return working
 
     def check(self, where: str) -> None:

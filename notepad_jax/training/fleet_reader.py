@@ -237,8 +237,7 @@ class PinnedReader:
                 if not reading.done() and self._superfluous(bundle):
                     return None
         finally:
-            reading.cancel()
-            await asyncio.wait((reading,))
+            await waiting.end(reading)
         told = serialization.tell(*reading.result())
         return Spooled(self.claims.terms, told, dataclasses.asdict(self.engine.take_stats()))
 

@@ -126,7 +126,8 @@ def check_steps(folder: Path, where: Folder) -> None:
 
     Its newest step lies where its settings say, and not in `where`; or it is gone.
     """
-    before, ours = saved(folder).get("checkpoint", {}).get("folder", ""), steps_in(where)
+    said, ours = saved(folder).get("checkpoint", {}), steps_in(where)
+    before = said.get("folder", "")
     there = place_of(folder, before)
     # What was copied from a bucket is gone on with where that may be out of reach.
     known = there == where or (bucket.is_bucket(there) and is_copy(where))
@@ -142,8 +143,7 @@ def check_steps(folder: Path, where: Folder) -> None:
             f"{folder / METRICS} ends at step {done}, and {where} has no steps to go on from: "
             f"bring them back, or begin another run (--name)"
         )
-    every = saved(folder).get("checkpoint", {}).get("every", done)
-    if ours and done > ours[-1] + 2 * every:  # a killed run is no further ahead
+    if ours and done > ours[-1] + 2 * said.get("every", done):  # a killed run is no further ahead
         raise ValueError(
             f"{folder / METRICS} ends at step {done}, and {where} at step {ours[-1]}: bring the "
             f"later steps back, or say --step {ours[-1]} to go on from there"

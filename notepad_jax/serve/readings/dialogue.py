@@ -108,7 +108,7 @@ class Known:
 class Memories:
     """An LRU cache of the last states of readings, by document, question and answer.
 
-    Bounded by their number, and but for the last one by the tokens of their documents.
+    Bounded by their number, and by the tokens of their documents, of which the last one stays.
     """
 
     def __init__(self, most: int = KEPT, tokens: int = KEPT_TOKENS) -> None:

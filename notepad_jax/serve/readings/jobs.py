@@ -128,8 +128,7 @@ class ReadingJobs:
             return
         reading.stopping = True
         if now and reading.task is not None:
-            reading.task.cancel()
-            await asyncio.wait([reading.task])
+            await waiting.end(reading.task)
 
     async def forget(self, reading: ReadingOnDisk) -> None:
         """Removes a reading that has ended."""
